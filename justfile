@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc book demo test mlx mlx-layer darwin neon dist-test interop
+ci: fmt lint doc book demo test mlx mlx-layer rdma darwin neon dist-test interop
 
 # Formatting.
 fmt:
@@ -31,6 +31,10 @@ test:
 mlx:
     tests/mlx.sh
 
+# RDMA over real verbs, in a virtual machine with Soft-RoCE: collectives, faults, a served model.
+rdma *tests:
+    tests/rdma.sh {{tests}}
+
 # The C layer of the MLX engine for macOS: linked and checked, from any machine.
 mlx-layer:
     tests/mlx_layer.sh
@@ -46,6 +50,11 @@ darwin:
 # The program itself, linked for Apple silicon from any machine.
 macho:
     tests/macho.sh
+
+# The previous release and this one, each with nodes of the other (`just previous COMMIT|PROGRAM` for another
+# one).
+previous *which:
+    tests/previous.sh {{which}}
 
 # A release: archives for macOS and Linux, checksums, bills of materials, the install script and a
 # Homebrew formula, in target/dist.
@@ -74,8 +83,20 @@ smollm2 *parts:
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:
+    SHARDPACK_FAULTS=200 cargo test --release --test cli streams_survive -- --nocapture
     SHARDPACK_KILLS=50 cargo test --release --test cli killed_at_random_moments -- --nocapture
     tests/fuzz.sh 60
+
+# How a decode step grows with the delay of every message, against the messages that a step has.
+latency:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    cargo build --release
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    target/release/shardpack convert tests/data/kjv-4m -o "$folder/set" --nodes 2
+    unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc \
+        tests/latency.py "$PWD/target/release/shardpack" "$folder/set" "$folder"
 
 # Licences, advisories, sources (needs cargo-deny).
 deny:

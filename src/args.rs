@@ -10,10 +10,13 @@ mod doctor;
 mod engine;
 mod eval;
 mod export;
+mod front;
 mod inspect;
 mod logits;
+mod model;
 mod node;
 mod plan;
+mod pull;
 mod push;
 mod rank;
 mod reshard;
@@ -26,7 +29,9 @@ mod verify;
 use clap::{Parser, Subcommand};
 
 pub(crate) use bench::BenchArgs;
-pub(crate) use cluster::{ClusterAction, ClusterArgs};
+pub(crate) use cluster::{
+    Ago, ClusterAction, ClusterArgs, PassphraseChoice, ServerChoice, UpgradeArgs,
+};
 pub(crate) use convert::{ConvertArgs, FormatArgs};
 pub(crate) use demo::DemoArgs;
 pub(crate) use doctor::{DoctorArgs, ProbeName, SelfTestArgs};
@@ -36,10 +41,13 @@ pub(crate) use engine::{
 };
 pub(crate) use eval::EvalArgs;
 pub(crate) use export::ExportArgs;
+pub(crate) use front::FrontArgs;
 pub(crate) use inspect::InspectArgs;
 pub(crate) use logits::LogitsArgs;
-pub(crate) use node::NodeArgs;
+pub(crate) use model::{ModelAction, ModelArgs};
+pub(crate) use node::{NodeAction, NodeArgs, NodeServiceArgs, ServiceTarget};
 pub(crate) use plan::PlanArgs;
+pub(crate) use pull::PullArgs;
 pub(crate) use push::{PullHubArgs, PushArgs, PushHubArgs};
 pub(crate) use rank::RankArgs;
 pub(crate) use reshard::ReshardArgs;
@@ -56,6 +64,16 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The command of a line that the program itself has written.
+pub(crate) fn parse(line: impl IntoIterator<Item = String>) -> anyhow::Result<Command> {
+    Ok(Cli::try_parse_from(line)?.command)
+}
+
+/// The command of a line of the user's; like at the start, help and mistakes end the program.
+pub(crate) fn parse_or_exit(line: impl IntoIterator<Item = String>) -> Command {
+    Cli::parse_from(line).command
 }
 
 const EXIT_CODES: &str = "\
@@ -90,6 +108,8 @@ pub(crate) enum Command {
     Cluster(ClusterArgs),
     /// Send each node its package.
     Push(PushArgs),
+    /// Fetch packages from nodes into a folder.
+    Pull(PullArgs),
     /// Upload a package set to the hub.
     PushHub(PushHubArgs),
     /// Fetch a package set from the hub, or one node's package of it.
@@ -106,6 +126,8 @@ pub(crate) enum Command {
     /// when it is needed.
     #[command(visible_alias = "run")]
     Serve(Box<ServeArgs>),
+    /// List, load, unload, update and verify the models of a running server.
+    Model(ModelArgs),
     /// List the models that `serve` has converted.
     List(StoreArgs),
     /// Remove models that `serve` has converted.
@@ -121,6 +143,9 @@ pub(crate) enum Command {
     /// One rank of a group; started by `serve` and `node`.
     #[command(hide = true)]
     Rank(RankArgs),
+    /// A server that a node runs for a controller; started by `node`.
+    #[command(hide = true)]
+    Front(FrontArgs),
     /// One rank of a self-test; started by `doctor`.
     #[command(hide = true)]
     SelfTest(SelfTestArgs),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use shardpack_identity::{Endpoint, Home, HomeError, date, is_local};
+use shardpack_identity::{Endpoint, Home, HomeError, Member, date, is_local};
 
 use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
@@ -33,8 +33,17 @@ fn open_at(folder: &Path) -> Result<Home, Failure> {
     Home::open(folder).map_err(|error| match error {
         HomeError::Missing { .. } => Failure::from(error)
             .hint("create one with `shardpack cluster init`, or give its folder with --cluster"),
-        error => error.into(),
+        error => unusable(error),
     })
+}
+
+/// Says what to do about a folder that cannot be used as it is.
+fn unusable(error: HomeError) -> Failure {
+    match error {
+        HomeError::Standby { .. } => Failure::from(error)
+            .hint("`shardpack cluster handover` makes it the controller that acts"),
+        error => error.into(),
+    }
 }
 
 /// The nodes of these names and addresses. Members use TLS, and their certificates are renewed when
@@ -43,15 +52,37 @@ pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endp
     if texts.is_empty() {
         return Ok(Vec::new());
     }
-    let mut home = match folder(choice).map(|folder| Home::open(&folder)) {
-        Ok(Ok(home)) => Some(home),
-        Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => None,
-        // Nodes on this machine need no cluster, and no configuration folder either.
-        _ if texts.iter().all(|text| names_this_machine(text)) && choice.folder.is_none() => None,
-        Ok(Err(error)) => return Err(error.into()),
-        Err(error) => return Err(error.into()),
-    };
+    let mut home = home(texts, choice)?;
     texts.iter().map(|text| node(text, home.as_mut())).collect()
+}
+
+/// The cluster, which these nodes may do without.
+fn home(texts: &[String], choice: &ClusterChoice) -> Result<Option<Home>, Failure> {
+    match folder(choice).map(|folder| Home::open(&folder)) {
+        Ok(Ok(home)) => Ok(Some(home)),
+        Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => Ok(None),
+        // Nodes on this machine need no cluster, and no configuration folder either.
+        _ if texts.iter().all(|text| names_this_machine(text)) && choice.folder.is_none() => {
+            Ok(None)
+        }
+        Ok(Err(error)) => Err(unusable(error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The nodes of these names and addresses, and what the cluster knows of each. Nobody is called, so that
+/// no node can hold up those who only look.
+pub(crate) fn known(
+    texts: &[String],
+    choice: &ClusterChoice,
+) -> Result<Vec<(Endpoint, Option<Member>)>, Failure> {
+    let home = home(texts, choice)?;
+    let known =
+        |text: &String| match home.as_ref().and_then(|home| Some((home, home.member(text)?))) {
+            Some((home, member)) => Ok((home.endpoint(member), Some(member.clone()))),
+            None => stranger(text, home.as_ref()).map(|endpoint| (endpoint, None)),
+        };
+    texts.iter().map(known).collect()
 }
 
 fn names_this_machine(text: &str) -> bool {
@@ -73,6 +104,11 @@ fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
         }
         return Ok(home.endpoint(&member));
     }
+    stranger(text, home.as_deref())
+}
+
+/// A node that is no member.
+fn stranger(text: &str, home: Option<&Home>) -> Result<Endpoint, Failure> {
     if names_this_machine(text) {
         return Ok(Endpoint::plain(text));
     }

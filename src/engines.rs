@@ -50,6 +50,9 @@ pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 const ONLY_SERVE: &str = "the scripted engine works with serve only: serve --engine scripted FILE";
 
 impl KvFormat {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Q8];
+
     /// As the command line spells it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -81,6 +84,14 @@ impl SpeculateName {
     }
 }
 
+impl CollectivesName {
+    /// Whether they are the built-in ones: with deadlines, so that a lost rank is an error and not a
+    /// hang.
+    pub(crate) const fn are_own(self) -> bool {
+        matches!(self, Self::Auto | Self::Tcp | Self::Rdma)
+    }
+}
+
 impl EngineChoice {
     /// The same choice as arguments for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
@@ -90,10 +101,11 @@ impl EngineChoice {
             EngineName::Scripted => "scripted",
         };
         let collectives = match self.collectives {
-            CollectivesName::Auto => "auto",
-            CollectivesName::Own => "own",
+            // The front says what carries the links.
+            CollectivesName::Auto | CollectivesName::Tcp | CollectivesName::Rdma => "auto",
             CollectivesName::Ring => "ring",
             CollectivesName::Jaccl => "jaccl",
+            CollectivesName::JacclRing => "jaccl-ring",
         };
         let mut arguments = vec!["--engine", engine, "--collectives", collectives];
         if let Some(platform) = &self.platform {
@@ -126,7 +138,7 @@ impl EngineChoice {
 
     /// Whether collectives have timeouts, so that a lost rank is an error and not a hang.
     pub(crate) fn has_deadlines(&self) -> bool {
-        !matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl)
+        self.collectives.are_own()
     }
 
     /// The MLX backend of a rank.
@@ -208,7 +220,7 @@ impl EngineChoice {
         if layout.stage_count() > 1 && !self.has_deadlines() {
             return Err(
                 "MLX's ring and JACCL all-reduce over all ranks, and this set has pipeline \
-                        stages: use --collectives own"
+                        stages: use --collectives auto"
                     .into(),
             );
         }
@@ -229,23 +241,20 @@ impl EngineChoice {
         }
         let collectives = match distributed {
             Distributed::Ring { .. } => CollectivesName::Ring,
+            Distributed::Jaccl { prefer_ring: true, .. } => CollectivesName::JacclRing,
             Distributed::Jaccl { .. } => CollectivesName::Jaccl,
         };
         Ok(Self { collectives, ..self.clone() })
     }
 
-    /// The collectives of a group; prints the reason if they were chosen automatically.
-    fn collectives(&self, [rank, ranks]: [u32; 2]) -> Collectives {
+    /// The collectives of a group.
+    const fn collectives(&self) -> Collectives {
         match self.collectives {
-            CollectivesName::Own => Collectives::Own,
-            CollectivesName::Ring => Collectives::Ring,
-            CollectivesName::Jaccl => Collectives::Jaccl,
-            CollectivesName::Auto => {
-                if ranks > 1 && rank == 0 {
-                    say("collectives: own, since MLX's ring and JACCL hang when a rank is lost");
-                }
+            CollectivesName::Auto | CollectivesName::Tcp | CollectivesName::Rdma => {
                 Collectives::Own
             }
+            CollectivesName::Ring => Collectives::Ring,
+            CollectivesName::Jaccl | CollectivesName::JacclRing => Collectives::Jaccl,
         }
     }
 
@@ -255,7 +264,7 @@ impl EngineChoice {
         Ok(match self.engine {
             EngineName::Cpu => RankBackend::Cpu(self.cpu(threads)?),
             EngineName::Mlx => {
-                let collectives = self.collectives(place);
+                let collectives = self.collectives();
                 // Without other ranks nothing is handed over between GPU and processor.
                 if place[0] == 0
                     && place[1] > 1

@@ -4,10 +4,12 @@
 mod args;
 mod cluster;
 mod commands;
+mod descriptors;
 mod discovery;
 mod engines;
 mod failure;
 mod kill_points;
+mod own_program;
 mod progress;
 mod sleep_inhibitor;
 mod source;
@@ -33,9 +35,11 @@ fn main() -> ExitCode {
         Command::Node(args) => (commands::node::run(&args), args.json),
         Command::Cluster(args) => (commands::cluster::run(&args), args.json),
         Command::Push(args) => (commands::push::run(&args), args.form.json),
+        Command::Pull(args) => (commands::pull::run(&args), args.form.json),
         Command::PushHub(args) => (commands::push_hub::run(&args), args.form.json),
         Command::PullHub(args) => (commands::pull_hub::run(&args), args.form.json),
         Command::Serve(args) => (commands::serve::run(&args), args.json),
+        Command::Model(args) => (commands::model::run(&args), args.json),
         Command::List(args) => (commands::store::list(&args), args.form.json),
         Command::Rm(args) => (commands::store::remove(&args), false),
         Command::Du(args) => (commands::store::disk_usage(&args), args.form.json),
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => (commands::chat::run(&args), false),
         Command::Keys(args) => (commands::keys::run(&args), false),
         Command::Logits(args) => (commands::logits::run(&args), false),
+        Command::Front(args) => (commands::front::run(&args), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };
     result.unwrap_or_else(|failure| failure.report(json))

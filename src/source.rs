@@ -65,6 +65,18 @@ pub(crate) fn of_hub(given: &Path) -> Option<PullSource> {
     hub::parse(given).map(hub::pull_source)
 }
 
+/// The commit of a revision of a repository on the hub.
+#[cfg(feature = "hub")]
+pub(crate) fn newest_commit(repository: &str, revision: &str) -> Result<String, Failure> {
+    hub::newest_commit(repository, revision)
+}
+
+/// Without the hub there is none.
+#[cfg(not(feature = "hub"))]
+pub(crate) fn newest_commit(_: &str, _: &str) -> Result<String, Failure> {
+    Err(anyhow::anyhow!("this program was built without the feature `hub`").into())
+}
+
 /// Without the hub nothing is such a name.
 #[cfg(not(feature = "hub"))]
 pub(crate) const fn of_hub(_: &Path) -> Option<PullSource> {

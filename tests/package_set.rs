@@ -24,6 +24,8 @@ pub(crate) struct SetPlan {
     pub(crate) own_bytes: u64,
     /// Bytes of the replicated weights.
     pub(crate) shared_bytes: u64,
+    /// Small files that each rank has for itself, and as many that all have: chunks that cost little.
+    pub(crate) small_files: u64,
     /// Name to serve under.
     pub(crate) name: &'static str,
 }
@@ -41,6 +43,7 @@ impl Default for SetPlan {
             shared_seed: 2,
             own_bytes: 2 * CHUNK_BYTES + 12_345,
             shared_bytes: CHUNK_BYTES + 77,
+            small_files: 0,
             name: "tiny",
         }
     }
@@ -104,6 +107,15 @@ fn write_package(
     let mut contents: Vec<(&str, &[u8])> =
         texts.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
     contents.extend([(OWN_FILE, own.as_slice()), (SHARED_FILE, shared.as_slice())]);
+    let small: Vec<(String, Vec<u8>)> = (0..plan.small_files)
+        .flat_map(|number| {
+            let bytes = |seed| noise(seed + number, 2_000 + number * 371);
+            let own = bytes(plan.seed * 7_000 + u64::from(rank) * 100);
+            let shared = bytes(plan.shared_seed * 9_000_000);
+            [(format!("own-{number:02}.bin"), own), (format!("shared-{number:02}.bin"), shared)]
+        })
+        .collect();
+    contents.extend(small.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())));
     contents.sort_unstable_by_key(|(name, _)| *name);
     let files: Vec<FileEntry> = contents
         .iter()

@@ -17,6 +17,7 @@ mod cache;
 mod checksum;
 mod download;
 mod error;
+mod follow;
 mod http;
 mod listing;
 mod options;
@@ -104,6 +105,21 @@ impl Hub {
         Ok(Self { client, cache, offline, observe })
     }
 
+    /// The commit of a model's revision; without a network the one that an earlier run has found.
+    pub fn commit(&self, name: &ModelName) -> Result<String, HubError> {
+        if self.offline {
+            return self.cached_commit(name);
+        }
+        self.client.commit(name)
+    }
+
+    fn cached_commit(&self, name: &ModelName) -> Result<String, HubError> {
+        self.cache.reference(name).ok_or_else(|| HubError::Offline {
+            name: name.to_string(),
+            cache: self.cache.folder(name),
+        })
+    }
+
     /// Finds the commit of a model's revision and the files that a conversion needs: of the whole
     /// repository, or of a part of it.
     pub fn find(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
@@ -130,10 +146,7 @@ impl Hub {
 
     /// The snapshot that an earlier run has left in the cache.
     fn find_offline(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
-        let commit = self.cache.reference(name).ok_or_else(|| HubError::Offline {
-            name: name.to_string(),
-            cache: self.cache.folder(name),
-        })?;
+        let commit = self.cached_commit(name)?;
         let cached = |folder: &str| self.cache.files(name, &commit, folder);
         let files = match selection {
             Selection { gguf: Some(path), .. } => {

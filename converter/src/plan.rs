@@ -35,7 +35,7 @@ use crate::{
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
-pub use memory::{EngineLoad, PROCESS_BYTES, RankMemory};
+pub use memory::{EngineLoad, PROCESS_BYTES, RankMemory, served_memory};
 use options::Choice;
 pub use options::{ConvertOptions, ExpertSharding, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stacks::stacks;

@@ -13,7 +13,7 @@
 //! let store = Store::new("/var/lib/models".into());
 //! let cancel = Cancel::default(); // a clone of it ends the pull from another thread
 //! let source = PullSource::Local("Qwen3-8B".into());
-//! let request = PullRequest { source, bits: Some(4), nodes: 2, cancel };
+//! let request = PullRequest { source, bits: Some(4), nodes: 2, served_as: None, cancel };
 //! let observe: PullObserver = std::sync::Arc::new(|event: &PullEvent| eprintln!("{event:?}"));
 //! let stored = store.pull(&request, &observe)?;
 //! println!("{} {} {}", stored.name, stored.size_bytes, stored.digest());
@@ -29,7 +29,7 @@ mod tests;
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, symlink},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -213,6 +213,34 @@ impl Store {
         };
         at(&stored.folder, removed)?;
         Ok(if is_link { 0 } else { stored.size_bytes })
+    }
+
+    /// Gives the name of `old` to `new` too, so that whoever asks for it finds the new one. The old one is
+    /// then called as `request` would call it, which is returned, unless it has that name, or another set
+    /// does. A run that is killed in between leaves the old name free at most.
+    pub fn supersede(
+        &self,
+        old: &Stored,
+        new: &Stored,
+        request: &PullRequest,
+    ) -> Result<Option<String>, StoreError> {
+        let aside = request.name()?;
+        let (name, kept) = (self.folder.join(&old.name), self.folder.join(&aside));
+        let is_link = at(&name, fs::symlink_metadata(&name))?.is_symlink();
+        let link = self.folder.join(format!(".{}.{}", old.name, std::process::id()));
+        // A link that a killed run has left is of no use.
+        let _ = fs::remove_file(&link);
+        at(&link, symlink(&new.name, &link))?;
+        if !is_link {
+            if is_set(&kept) {
+                at(&link, fs::remove_file(&link))?;
+                return Ok(None);
+            }
+            at(&name, fs::rename(&name, &kept))?;
+        }
+        at(&link, fs::rename(&link, &name))?;
+        at(&self.folder, fs::File::open(&self.folder).and_then(|folder| folder.sync_all()))?;
+        Ok(Some(aside))
     }
 
     /// Bytes of all files, those of unfinished conversions included.

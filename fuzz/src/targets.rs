@@ -2,12 +2,19 @@
 //! it accepts. The fuzzer runs them on inputs it makes up, and the end-to-end tests on the
 //! committed corpora.
 
-use std::{collections::BTreeMap, fs, io::Cursor};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Cursor, Read, Write},
+    sync::{OnceLock, mpsc::sync_channel},
+};
 
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use shardpack_cluster::probe_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
+use shardpack_engine::loading::{WeightStream, WeightStreams, send_package};
 use shardpack_formats::{
     Dtype, Importance, RulePack, SourceTensor, config_for_package,
     container::{self, TensorInfo},
@@ -16,11 +23,14 @@ use shardpack_formats::{
     stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
-use shardpack_identity::probe_membership;
+use shardpack_identity::{SignedMandate, probe_membership};
 use shardpack_manifests::{Manifest, PackageSet, canonical, manifest::FORMAT};
-use shardpack_transfer::protocol::{
-    ChunkMap, Receiver, ReceiverAction, SharedMap, frame as transfer_frame,
+use shardpack_transfer::{
+    protocol::{ChunkMap, Receiver, ReceiverAction, SharedMap, frame as transfer_frame},
+    release::SignedRelease,
+    ticket::SignedTicket,
 };
+use tempfile::TempDir;
 
 /// A parser's test: panics when something is wrong.
 type Target = fn(&[u8]);
@@ -38,6 +48,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("model", model),
     ("pickle", pickle),
     ("quantization", quantization),
+    ("records", records),
     ("rules", rules),
     ("sentencepiece", sentencepiece),
     ("set", set),
@@ -45,6 +56,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("tekken", tekken),
     ("tiktoken", tiktoken),
     ("transfer", transfer),
+    ("weights", weights),
 ];
 
 /// A model small enough to be resolved for every input: `{"config": …, "tensors": {name:
@@ -235,10 +247,70 @@ fn transfer(data: &[u8]) {
                 ReceiverAction::Reply(_)
                 | ReceiverAction::Activate(_)
                 | ReceiverAction::List
-                | ReceiverAction::StartRank(_),
+                | ReceiverAction::StartRank(_)
+                | ReceiverAction::Operate(_)
+                | ReceiverAction::Fetch(_)
+                | ReceiverAction::Put { .. },
             ) => {}
         }
     }
+}
+
+/// Records that a controller signs. What is read is the same when it is written and read again.
+fn records(data: &[u8]) {
+    fn round_trip<T: Serialize + DeserializeOwned + PartialEq>(data: &[u8]) {
+        let Ok(record) = serde_json::from_slice::<T>(data) else { return };
+        let written = serde_json::to_vec(&record).expect("a record is JSON");
+        assert!(serde_json::from_slice::<T>(&written).is_ok_and(|again| again == record));
+    }
+    round_trip::<SignedRelease>(data);
+    round_trip::<SignedTicket>(data);
+    round_trip::<SignedMandate>(data);
+}
+
+/// The other side of a connection on which a package comes: it has said all that it will say.
+struct Said {
+    input: Cursor<Vec<u8>>,
+    answered: usize,
+}
+
+impl Read for Said {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.input.read(into)
+    }
+}
+
+impl Write for Said {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.answered += from.len();
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes as answers to a rank that asks for a package, and as requests to who has one.
+fn weights(data: &[u8]) {
+    static PACKAGE: OnceLock<(TempDir, usize)> = OnceLock::new();
+    let (package, manifest_bytes) = PACKAGE.get_or_init(|| {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let manifest = include_bytes!("../corpus/manifest/small");
+        fs::write(folder.path().join("manifest.json"), manifest).expect("a file can be written");
+        (folder, manifest.len())
+    });
+    let said = || Said { input: Cursor::new(data.to_vec()), answered: 0 };
+    let (arrive, arriving) = sync_channel::<Box<dyn WeightStream>>(1);
+    arrive.send(Box::new(said())).expect("there is room for one");
+    drop(arrive);
+    // A manifest is checked before it is returned.
+    let _ = WeightStreams::new(arriving, 1).manifest();
+    let mut asked = said();
+    let _ = send_package(package.path(), &mut asked);
+    // An answer is the manifest or a sentence, since there are no files.
+    let most = (data.len() / 9 + 1) * (9 + (*manifest_bytes).max(4 << 10));
+    assert!(asked.answered <= most, "{} bytes for {}", asked.answered, data.len());
 }
 
 /// What fronts and ranks say to each other, and where ranks say they are.
@@ -253,6 +325,7 @@ fn membership(data: &[u8]) {
 
 /// A frame between ranks, and the end of a group within it.
 fn collectives(data: &[u8]) {
+    shardpack_collectives::rdma::probe_messages(data);
     let Some((head, payload)) = data.split_first_chunk::<HEADER_BYTES>() else { return };
     let Ok(header) = group_frame::Header::parse(head) else { return };
     assert_eq!(&header.encode(), head);

@@ -47,10 +47,12 @@ pub enum Role {
     Controller,
     /// Holds packages and runs ranks, as controllers tell it to.
     Node,
+    /// Starts ranks and connects to them: a server that a controller has a node run.
+    Front,
 }
 
 impl Role {
-    pub(crate) const ALL: [Self; 2] = [Self::Controller, Self::Node];
+    pub(crate) const ALL: [Self; 3] = [Self::Controller, Self::Node, Self::Front];
 
     /// The role's name.
     #[must_use]
@@ -58,6 +60,7 @@ impl Role {
         match self {
             Self::Controller => "controller",
             Self::Node => "node",
+            Self::Front => "front",
         }
     }
 
@@ -65,6 +68,7 @@ impl Role {
         match self {
             Self::Controller => "controller.role.shardpack.internal",
             Self::Node => "node.role.shardpack.internal",
+            Self::Front => "front.role.shardpack.internal",
         }
     }
 

@@ -18,12 +18,12 @@ use std::{
     time::Duration,
 };
 
-use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
+use rustls::{ClientConnection, Connection, ServerConfig, pki_types::ServerName};
 
 use crate::{
     Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, Peer, PeerKey, Role, Service,
     credentials::{client_of_stranger, peer_of},
-    handshake::{WELCOME, await_welcome, drive},
+    handshake::{WELCOME, accept, await_welcome, drive},
 };
 
 /// Plaintext that is sealed at a time: four records, so that large frames cost few calls and
@@ -142,17 +142,17 @@ impl Channel {
         deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
         let config = credentials.server(services, roles).map_err(unusable)?;
-        Self::answer_with(socket, config, deadline)
+        Self::answer_with(socket, &|_| Arc::clone(&config), deadline)
     }
 
+    /// Answers with the configuration of the service that the caller asks for.
     pub(crate) fn answer_with(
         socket: TcpStream,
-        config: Arc<ServerConfig>,
+        choose: &dyn Fn(Option<Service>) -> Arc<ServerConfig>,
         deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
-        let session = ServerConnection::new(config).map_err(HandshakeError::Tls)?;
-        let mut session = Connection::from(session);
         socket.set_nodelay(true).map_err(HandshakeError::Io)?;
+        let mut session = Connection::from(accept(&socket, deadline, choose)?);
         drive(&socket, &mut session, deadline, None)?;
         session.writer().write_all(&[WELCOME]).map_err(HandshakeError::Io)?;
         drive(&socket, &mut session, deadline, None)?;

@@ -15,6 +15,15 @@ use std::{
 /// beyond it are refused until threads of evicted connections have ended.
 const EVICTING_FACTOR: usize = 2;
 
+/// Descriptors that an unauthenticated connection takes: its own, and two to close it by from elsewhere.
+const DESCRIPTORS_PER_CONNECTION: usize = 3;
+
+/// Descriptors that are left to everything else.
+const OTHER_DESCRIPTORS: usize = 40;
+
+/// Fewest slots, however few descriptors there are.
+const FEWEST_SLOTS: usize = 2;
+
 /// A limited number of slots, in all and per address.
 pub struct ConnectionSlots {
     limit: usize,
@@ -50,6 +59,18 @@ impl ConnectionSlots {
     #[must_use]
     pub fn new(limit: usize, limit_per_address: usize) -> Arc<Self> {
         Arc::new(Self { limit, limit_per_address, held: Mutex::default() })
+    }
+
+    /// The same, with fewer slots where this process may have too few descriptors for them.
+    #[must_use]
+    pub fn within_descriptors(limit: usize, limit_per_address: usize) -> Arc<Self> {
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        // None: unlimited.
+        let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+        let each = EVICTING_FACTOR * DESCRIPTORS_PER_CONNECTION;
+        let fit = most.saturating_sub(OTHER_DESCRIPTORS) / each;
+        let limit = limit.min(fit).max(FEWEST_SLOTS);
+        Self::new(limit, limit_per_address.min(limit / 2).max(1))
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {

@@ -33,10 +33,12 @@ pub enum Service {
     Transfer,
     /// A front or another rank.
     Rank,
+    /// Another node fetches files that a push gives both.
+    Relay,
 }
 
 impl Service {
-    const ALL: [Self; 4] = [Self::Join, Self::Member, Self::Transfer, Self::Rank];
+    const ALL: [Self; 5] = [Self::Join, Self::Member, Self::Transfer, Self::Rank, Self::Relay];
 
     /// Its name in the handshake (ALPN).
     pub(crate) const fn protocol(self) -> &'static [u8] {
@@ -45,6 +47,7 @@ impl Service {
             Self::Member => b"shardpack-member/1",
             Self::Transfer => b"shardpack-transfer/1",
             Self::Rank => b"shardpack-rank/1",
+            Self::Relay => b"shardpack-relay/1",
         }
     }
 
@@ -89,6 +92,7 @@ pub struct Credentials {
     chain: Vec<CertificateDer<'static>>,
     key: Arc<PrivatePkcs8KeyDer<'static>>,
     public: PeerKey,
+    mandate: Option<Arc<str>>,
 }
 
 impl fmt::Debug for Credentials {
@@ -110,7 +114,19 @@ impl Credentials {
         roots.add(authority).map_err(CredentialsError::Use)?;
         let chain = vec![CertificateDer::from(certificate.to_vec())];
         let key = Arc::new(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
-        Ok(Self { roots: Arc::new(roots), chain, key, public })
+        Ok(Self { roots: Arc::new(roots), chain, key, public, mandate: None })
+    }
+
+    /// The same, with the mandate of the controller that they are of, as text.
+    pub(crate) fn presenting(self, mandate: &str) -> Self {
+        Self { mandate: Some(mandate.into()), ..self }
+    }
+
+    /// The mandate to be shown to nodes, a [`crate::SignedMandate`] as JSON; none before the first
+    /// handover.
+    #[must_use]
+    pub fn mandate(&self) -> Option<&str> {
+        self.mandate.as_deref()
     }
 
     /// The public key.
@@ -123,6 +139,26 @@ impl Credentials {
     pub(crate) fn check_own(&self, role: Role) -> Result<(), CredentialsError> {
         let verifier = self.verifier(vec![role], Some(self.public));
         verifier.check(&self.chain[0], &[], UnixTime::now()).map_err(CredentialsError::Use)
+    }
+
+    /// Whether a certificate is of this cluster and in this role at that moment.
+    pub(crate) fn check_other(
+        &self,
+        certificate: &CertificateDer<'_>,
+        role: Role,
+        at: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        self.verifier(vec![role], None).check(certificate, &[], at)
+    }
+
+    /// The certificate.
+    pub(crate) fn certificate(&self) -> &CertificateDer<'static> {
+        &self.chain[0]
+    }
+
+    /// The private key.
+    pub(crate) fn pkcs8(&self) -> &[u8] {
+        self.key.secret_pkcs8_der()
     }
 
     fn verifier(&self, roles: Vec<Role>, key: Option<PeerKey>) -> PeerVerifier {
@@ -177,7 +213,7 @@ impl Authority {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 

@@ -89,6 +89,12 @@ impl Endpoint {
         Self { name, address, tls: Some(TlsPeer { credentials, key }) }
     }
 
+    /// What people call it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Host and port.
     #[must_use]
     pub fn address(&self) -> &str {

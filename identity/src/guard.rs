@@ -3,9 +3,10 @@
 //! ```text
 //! identity/node.key         the node's private key (PKCS #8), made at the first start
 //! identity/membership.json  its cluster's id, authority and certificate, once it has joined
+//! identity/controller.json  the mandate of the controller that acts, after a handover
 //! ```
 //! Without a membership, the node accepts only a request to join a cluster, authenticated by the
-//! token; with one, it accepts only the cluster's controllers.
+//! token; with one, it accepts only the cluster's controllers and fronts, and other nodes for a relay.
 
 use std::{
     net::TcpStream,
@@ -24,11 +25,12 @@ use crate::{
     certificate::{generate_key, parse_key},
     credentials::server_of_stranger,
     files,
+    mandate::{Acting, FENCE_FILE, Fence, MandateError, Presented, Replaced, SignedMandate},
     message::{self, Bytes, Grant, Reply, Request},
     token::{Invitation, NotInvited},
 };
 
-const KEY_FILE: &str = "node.key";
+pub(crate) const KEY_FILE: &str = "node.key";
 const MEMBERSHIP_FILE: &str = "membership.json";
 
 /// Version of the membership's file.
@@ -106,8 +108,10 @@ pub enum EnrollmentState {
 
 /// The outcome of an accepted connection.
 pub enum ConnectionOutcome {
-    /// A controller, for the transfer protocol.
+    /// A controller, or a front that may start ranks, for the transfer protocol.
     Controller(Channel),
+    /// Another node that fetches files of a push, for the transfer protocol.
+    Relay(Channel),
     /// The node has joined.
     Joined(Joined),
     /// The membership has a new certificate.
@@ -128,7 +132,18 @@ struct Membered {
     joined: Joined,
     /// The certificate authority that callers are verified against.
     authority: Arc<Bytes>,
-    config: Arc<ServerConfig>,
+    /// The node's own.
+    credentials: Credentials,
+    configs: Configs,
+}
+
+/// How a member answers, by whom it is called.
+#[derive(Clone)]
+struct Configs {
+    /// Controllers and fronts.
+    controllers: Arc<ServerConfig>,
+    /// Other nodes.
+    nodes: Arc<ServerConfig>,
 }
 
 /// Why a request is not carried out.
@@ -162,6 +177,7 @@ pub struct Guard {
     public: PeerKey,
     invitation_timeout: Duration,
     state: Mutex<State>,
+    fence: Fence,
 }
 
 /// A node's certificate and key, for the ranks that it runs.
@@ -204,6 +220,7 @@ impl Guard {
     pub fn reset(folder: &Path) -> Result<(), GuardError> {
         // The membership first: a key without one is a fresh start.
         files::remove(&folder.join(MEMBERSHIP_FILE))?;
+        files::remove(&folder.join(FENCE_FILE))?;
         Ok(files::remove(&folder.join(KEY_FILE))?)
     }
 
@@ -224,8 +241,9 @@ impl Guard {
             }
             None => invite(&key, public, invitation_timeout).map_err(unusable)?,
         };
+        let fence = Fence::open(folder)?;
         let (folder, state) = (folder.to_owned(), Mutex::new(state));
-        Ok(Self { folder, key, public, invitation_timeout, state })
+        Ok(Self { folder, key, public, invitation_timeout, state, fence })
     }
 
     /// Where the identity is.
@@ -252,6 +270,45 @@ impl Guard {
         }
     }
 
+    /// The node's certificate and key in its cluster, if it has joined one.
+    #[must_use]
+    pub fn credentials(&self) -> Option<Credentials> {
+        match &*self.lock() {
+            State::Inviting(..) => None,
+            State::Joined(membered) => Some(membered.credentials.clone()),
+        }
+    }
+
+    /// The mandate of the controller that acts; none before the first handover.
+    #[must_use]
+    pub fn mandate(&self) -> Option<SignedMandate> {
+        self.fence.known()
+    }
+
+    /// Takes a controller's mandate, if it is higher than the one that is known. Changes that are under
+    /// way end first.
+    pub fn present(&self, mandate: SignedMandate) -> Result<Presented, MandateError> {
+        let (Some(credentials), Some(cluster)) = (self.credentials(), self.cluster()) else {
+            return Err(MandateError::NoCluster);
+        };
+        self.fence.present(mandate, &credentials, &cluster)
+    }
+
+    /// Lets the controller with this key change the node; no other takes over while what is returned is
+    /// held.
+    pub fn acting(&self, controller: Option<PeerKey>) -> Result<Acting<'_>, Replaced> {
+        // No lock of the state is held while the fence's is waited for.
+        let cluster = self.cluster();
+        self.fence.acting(controller, cluster.as_deref())
+    }
+
+    fn cluster(&self) -> Option<String> {
+        match &*self.lock() {
+            State::Inviting(..) => None,
+            State::Joined(membered) => Some(membered.joined.cluster.clone()),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -263,16 +320,28 @@ impl Guard {
         socket: TcpStream,
         lost: &dyn Fn() -> bool,
     ) -> Result<ConnectionOutcome, HandshakeError> {
-        let (config, authority) = match &*self.lock() {
-            State::Inviting(_, config) => (Arc::clone(config), None),
+        let (configs, authority) = match &*self.lock() {
+            State::Inviting(_, config) => {
+                let (controllers, nodes) = (Arc::clone(config), Arc::clone(config));
+                (Configs { controllers, nodes }, None)
+            }
             State::Joined(membered) => {
-                (Arc::clone(&membered.config), Some(Arc::clone(&membered.authority)))
+                (membered.configs.clone(), Some(Arc::clone(&membered.authority)))
             }
         };
+        let choose = |service| {
+            let is_relay = service == Some(Service::Relay);
+            Arc::clone(if is_relay { &configs.nodes } else { &configs.controllers })
+        };
         let limit = HandshakeDeadline { at: Instant::now() + PROOF_TIMEOUT, is_cancelled: lost };
-        let channel = Channel::answer_with(socket, config, limit)?;
+        let channel = Channel::answer_with(socket, &choose, limit)?;
         match channel.service() {
             Some(Service::Transfer) => Ok(ConnectionOutcome::Controller(channel)),
+            Some(Service::Relay) => Ok(ConnectionOutcome::Relay(channel)),
+            Some(Service::Member) if has_role(&channel, Role::Front) => {
+                let reason = "a front has no say in memberships".to_owned();
+                Ok(ConnectionOutcome::Refused(reason))
+            }
             // Its certificate, or the lack of one, was verified in the handshake.
             Some(Service::Join | Service::Member) => {
                 Ok(self.attend(&channel, authority.as_deref(), limit))
@@ -291,7 +360,7 @@ impl Guard {
         limit: HandshakeDeadline<'_>,
     ) -> ConnectionOutcome {
         let done = match message::read(channel, limit.at) {
-            Ok(request) => self.carry_out(request, channel.service(), authority),
+            Ok(request) => self.carry_out(request, channel, authority),
             Err(error) => Err(Denied::Now(format!("it sent no valid request: {error}"))),
         };
         let done = done.map_err(|denied| match denied {
@@ -315,11 +384,12 @@ impl Guard {
     fn carry_out(
         &self,
         request: Request,
-        service: Option<Service>,
+        channel: &Channel,
         authority: Option<&Bytes>,
     ) -> Result<ConnectionOutcome, Denied> {
+        let acting = self.acting(channel.peer().map(|peer| peer.key)).map(drop);
         let mut state = self.lock();
-        match (&*state, request, service) {
+        match (&*state, request, channel.service()) {
             (
                 State::Inviting(invitation, _),
                 Request::Join { secret, grant },
@@ -333,6 +403,7 @@ impl Guard {
             }
             (State::Joined(known), Request::Renew(grant), Some(Service::Member)) => {
                 known.check_authority(authority)?;
+                acting.map_err(|replaced| replaced.to_string())?;
                 if grant.cluster != known.joined.cluster || grant.authority != *known.authority {
                     let cluster = &known.joined.cluster;
                     let reason = format!(
@@ -347,11 +418,14 @@ impl Guard {
             }
             (State::Joined(known), Request::Leave, Some(Service::Member)) => {
                 known.check_authority(authority)?;
+                acting.map_err(|replaced| replaced.to_string())?;
                 files::remove(&self.folder.join(MEMBERSHIP_FILE))
                     .map_err(|error| error.to_string())?;
                 *state = invite(&self.key, self.public, self.invitation_timeout)
                     .map_err(|error| error.to_string())?;
                 drop(state);
+                // One that stays is of another cluster than the next, and fences nobody there.
+                let _ = self.fence.forget();
                 Ok(ConnectionOutcome::Left(self.enrollment()))
             }
             (State::Joined(_), Request::Join { .. }, _) => {
@@ -388,9 +462,13 @@ impl Guard {
 impl Membered {
     fn new(grant: Grant, credentials: &Credentials) -> Result<Self, CredentialsError> {
         let services = [Service::Transfer, Service::Member];
-        let config = credentials.server(&services, &[Role::Controller])?;
+        let configs = Configs {
+            controllers: credentials.server(&services, &[Role::Controller, Role::Front])?,
+            nodes: credentials.server(&[Service::Relay], &[Role::Node])?,
+        };
         let joined = joined(&grant);
-        Ok(Self { joined, authority: Arc::new(grant.authority), config })
+        let (authority, credentials) = (Arc::new(grant.authority), credentials.clone());
+        Ok(Self { joined, authority, credentials, configs })
     }
 
     /// Whether a caller was verified against this cluster's authority: the connection may have begun
@@ -402,6 +480,11 @@ impl Membered {
         let cluster = &self.joined.cluster;
         Err(format!("it has joined cluster {cluster} since this connection began; try again"))
     }
+}
+
+/// Whether the peer of a verified connection has this role.
+fn has_role(channel: &Channel, role: Role) -> bool {
+    channel.peer().is_some_and(|peer| peer.role == Some(role))
 }
 
 /// Delays an answer while the caller keeps its connection slot.

@@ -3,11 +3,14 @@
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::TcpStream,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustls::{
     AlertDescription, CertificateError, Connection, Error, InvalidMessage, PeerIncompatible,
+    ServerConfig, ServerConnection,
+    server::{AcceptedAlert, Acceptor},
 };
 
 use crate::{Service, certificate::date, credentials::Mismatch};
@@ -231,6 +234,43 @@ impl HandshakeError {
             AlertDescription::CertificateRequired => Self::CertificateRequired,
             AlertDescription::ProtocolVersion => Self::NotTls,
             other => Self::Tls(Error::AlertReceived(other)),
+        }
+    }
+}
+
+/// Reads a caller's first message and begins the handshake with the configuration that `choose` names
+/// for the service which the caller asks for: each has callers of its own.
+pub(crate) fn accept(
+    socket: &TcpStream,
+    deadline: HandshakeDeadline<'_>,
+    choose: &dyn Fn(Option<Service>) -> Arc<ServerConfig>,
+) -> Result<ServerConnection, HandshakeError> {
+    let mut stream = DeadlineStream(socket, deadline);
+    let refuse = |(error, mut alert): (Error, AcceptedAlert), stream: &mut DeadlineStream<'_>| {
+        // The other side may not listen any more.
+        let _ = alert.write_all(stream);
+        HandshakeError::of_tls(error, None)
+    };
+    let mut acceptor = Acceptor::default();
+    let mut received_bytes = 0;
+    loop {
+        match acceptor.accept() {
+            Ok(Some(accepted)) => {
+                let asked = accepted.client_hello();
+                let service = asked.alpn().and_then(|mut it| it.find_map(Service::of_protocol));
+                let config = choose(service);
+                return accepted.into_connection(config).map_err(|it| refuse(it, &mut stream));
+            }
+            Ok(None) => {}
+            Err(refused) => return Err(refuse(refused, &mut stream)),
+        }
+        let count = acceptor.read_tls(&mut stream).map_err(HandshakeError::of_io)?;
+        received_bytes += count;
+        if count == 0 {
+            return Err(HandshakeError::Closed);
+        }
+        if received_bytes > MAX_HANDSHAKE_BYTES {
+            return Err(HandshakeError::TooLarge);
         }
     }
 }

@@ -12,7 +12,8 @@ pub(crate) struct EngineChoice {
     /// Engine that computes.
     #[arg(long, value_enum, default_value_t, value_name = "ENGINE")]
     pub engine: EngineName,
-    /// Collectives between ranks; `ring` and `jaccl` are MLX's own.
+    /// Collectives between ranks: the built-in ones over RDMA or TCP, or MLX's own (`ring`, `jaccl`,
+    /// `jaccl-ring`), which hang when a rank is lost.
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub collectives: CollectivesName,
     /// Instruction set of the cpu engine: portable, neon, avx2 or avx512; the machine's best by
@@ -86,15 +87,20 @@ pub(crate) enum EngineName {
 /// Collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CollectivesName {
-    /// The same as own.
+    /// The built-in collectives: over RDMA between machines that have it, else over TCP.
     #[default]
+    #[value(alias = "own")]
     Auto,
-    /// The built-in collectives: a lost rank is an error.
-    Own,
+    /// The built-in collectives over TCP.
+    Tcp,
+    /// The built-in collectives over RDMA; a pair of ranks without it is an error.
+    Rdma,
     /// MLX's ring over TCP, for ranks on this machine.
     Ring,
     /// MLX's JACCL over RDMA.
     Jaccl,
+    /// The same in a ring, over all cables of a pair.
+    JacclRing,
 }
 
 /// `engine`.

@@ -1,18 +1,34 @@
 //! `shardpack cluster`.
 
+mod ask;
+mod events;
+mod fronts;
+mod handover;
+mod health;
+mod metrics;
+mod network;
+mod releases;
+mod repair;
+mod secret;
+mod server;
+mod status;
+mod storage;
 mod token;
+mod upgrade;
 
-use std::{process::ExitCode, thread, time::Duration};
+pub(crate) use releases::tell_finished;
+pub(crate) use server::ranks as rank_table;
+
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_identity::{Home, HomeError, JoinToken, Member, date};
-use shardpack_transfer::protocol::Timeouts;
-use shardpack_transfer::receive::NodeClient;
+use shardpack_transfer::receive::{FsckOptions, GcOptions};
 
-use super::Outcome;
+use super::{Outcome, cabling};
 use crate::{
-    args::{ClusterAction, ClusterArgs},
+    args::{self, ClusterAction, ClusterArgs, Command},
     cluster,
     discovery::{self, Found},
     failure::Failure,
@@ -24,34 +40,113 @@ pub(crate) fn run(args: &ClusterArgs) -> Outcome {
     match &args.action {
         ClusterAction::Init => init(args),
         ClusterAction::Add { address, token, token_file, name } => {
-            let mut home = cluster::open(&args.cluster)?;
             let token = token::read(token.as_deref(), token_file.as_deref())?;
-            let member = match address {
-                Some(address) => home.add(address, &token, name.as_deref()).map_err(explained)?,
-                None => add_found(&mut home, &token, name.as_deref())?,
-            };
-            if args.json {
-                result(&json!({ "ok": true, "member": member }).to_string());
-            } else {
-                result(&format!("{} ({}) is in the cluster", member.name, member.address));
-            }
-            Ok(ExitCode::SUCCESS)
+            add(args, address.as_deref(), &token, name.as_deref())
         }
         ClusterAction::Discover { seconds } => discover(args, *seconds),
         ClusterAction::List => list(args),
-        ClusterAction::Status => status(args),
-        ClusterAction::Renew { nodes } => renew(args, nodes),
-        ClusterAction::Move { node, address } => {
-            let mut home = cluster::open(&args.cluster)?;
-            let member = home.relocate(node, address).map_err(explained)?;
-            if args.json {
-                result(&json!({ "ok": true, "member": member }).to_string());
-            } else {
-                result(&format!("{} is at {}", member.name, member.address));
-            }
-            Ok(ExitCode::SUCCESS)
+        ClusterAction::Status { nodes, watch, front } => status::run(args, nodes, *watch, front),
+        ClusterAction::Health { nodes, front } => health::run(args, nodes, front),
+        ClusterAction::Events { nodes, since, kinds } => events::run(args, nodes, *since, kinds),
+        ClusterAction::Stats { network: _, server, key } => {
+            network::run(args, server, key.as_deref())
         }
+        ClusterAction::Metrics { nodes, front } => metrics::run(args, nodes, front),
+        ClusterAction::Doctor { nodes, server, key } => {
+            cabling::doctor(args, nodes, server.as_deref(), key.as_deref())
+        }
+        ClusterAction::Wire { nodes } => cabling::wire(args, nodes),
+        ClusterAction::Rollback { model, nodes, to } => {
+            releases::rollback(args, model.as_deref(), nodes, *to)
+        }
+        ClusterAction::Gc { nodes, dry_run, keep, older_than } => {
+            let older_than_seconds = older_than.saturating_mul(60 * 60);
+            let options = GcOptions { keep: *keep, older_than_seconds, dry_run: *dry_run };
+            storage::gc(args, nodes, options)
+        }
+        ClusterAction::Fsck { nodes, rebuild } => {
+            storage::fsck(args, nodes, FsckOptions { rebuild: *rebuild, package: None })
+        }
+        ClusterAction::Repair { nodes, set } => repair::repair(args, nodes, set.as_deref()),
+        ClusterAction::Serve { arguments } => serve(args, arguments),
+        ClusterAction::Fronts { nodes } => fronts::list(args, nodes),
+        ClusterAction::Start { front } => {
+            fronts::change(args, "front.start", &front.name, &front.nodes)
+        }
+        ClusterAction::Stop { front, forget } => {
+            let operation = if *forget { "front.remove" } else { "front.stop" };
+            fronts::change(args, operation, &front.name, &front.nodes)
+        }
+        ClusterAction::Restart { front } => {
+            fronts::change(args, "front.restart", &front.name, &front.nodes)
+        }
+        ClusterAction::Logs { front, lines, follow } => {
+            fronts::logs(args, &front.name, &front.nodes, (*lines, *follow))
+        }
+        ClusterAction::ExportController { file, passphrase } => {
+            handover::export(args, file, passphrase)
+        }
+        ClusterAction::ImportController { file, passphrase } => {
+            handover::import(args, file, passphrase)
+        }
+        ClusterAction::Handover { name, force } => {
+            handover::handover(args, name.as_deref(), *force)
+        }
+        ClusterAction::Upgrade(options) => upgrade::run(args, options),
+        ClusterAction::Renew { nodes } => renew(args, nodes),
+        ClusterAction::Move { node, address } => relocate(args, node, address),
         ClusterAction::Remove { node, force } => remove(args, node, *force),
+    }
+}
+
+/// Adds a node to the cluster: the one at `address`, or one that announces itself.
+fn add(
+    args: &ClusterArgs,
+    address: Option<&str>,
+    token: &JoinToken,
+    name: Option<&str>,
+) -> Outcome {
+    let mut home = cluster::open(&args.cluster)?;
+    let member = match address {
+        Some(address) => home.add(address, token, name).map_err(explained)?,
+        None => add_found(&mut home, token, name)?,
+    };
+    if args.json {
+        result(&json!({ "ok": true, "member": member }).to_string());
+    } else {
+        result(&format!("{} ({}) is in the cluster", member.name, member.address));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Notes that a node has another address.
+fn relocate(args: &ClusterArgs, node: &str, address: &str) -> Outcome {
+    let mut home = cluster::open(&args.cluster)?;
+    let member = home.relocate(node, address).map_err(explained)?;
+    if args.json {
+        result(&json!({ "ok": true, "member": member }).to_string());
+    } else {
+        result(&format!("{} is at {}", member.name, member.address));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `serve`, which takes the same arguments.
+fn serve(args: &ClusterArgs, arguments: &[String]) -> Outcome {
+    let mut line = vec!["shardpack".to_owned(), "serve".to_owned()];
+    line.extend_from_slice(arguments);
+    if let Some(folder) = &args.cluster.folder {
+        line.push(format!("--cluster={}", folder.display()));
+    }
+    if args.json {
+        line.push("--json".to_owned());
+    }
+    match args::parse_or_exit(line) {
+        Command::Serve(serve_args) if serve_args.on.is_some() => super::serve::run(&serve_args),
+        _ => {
+            let error = anyhow!("--on NODE says which node is to serve");
+            Err(Failure::from(error).hint("`shardpack serve` serves from this machine"))
+        }
     }
 }
 
@@ -165,93 +260,6 @@ fn show_members(home: &Home, rows: &[Vec<String>]) {
     }
 }
 
-/// The state of a member.
-struct State {
-    program: String,
-    listing: Value,
-}
-
-fn status(args: &ClusterArgs) -> Outcome {
-    let home = cluster::open(&args.cluster)?;
-    let ask = |member: &Member| -> Result<State, String> {
-        let asked = || {
-            let mut client = NodeClient::connect(home.endpoint(member), Timeouts::default())?;
-            let (program, listing) = (client.program().to_owned(), client.list()?);
-            anyhow::Ok(State { program, listing })
-        };
-        asked().map_err(|error| format!("{error:#}"))
-    };
-    // In parallel, so that timeouts do not add up.
-    let states: Vec<Result<State, String>> = thread::scope(|scope| {
-        let asking: Vec<_> =
-            home.members().iter().map(|member| scope.spawn(|| ask(member))).collect();
-        let gone = |_| Err("asking it failed".to_owned());
-        asking.into_iter().map(|thread| thread.join().unwrap_or_else(gone)).collect()
-    });
-    let well = states.iter().all(Result::is_ok);
-    if args.json {
-        let members = home.members().iter().zip(&states).map(|(member, state)| {
-            let mut json = json!(member);
-            json["reachable"] = state.is_ok().into();
-            match state {
-                Ok(State { program, listing }) => {
-                    json["program"] = program.as_str().into();
-                    json["packages"] = listing["packages"].clone();
-                    json["active"] = listing["active"].clone();
-                }
-                Err(problem) => json["problem"] = problem.as_str().into(),
-            }
-            json
-        });
-        let members: Vec<Value> = members.collect();
-        result(&json!({ "ok": well, "cluster": home.cluster(), "members": members }).to_string());
-    } else {
-        show_status(&home, &states);
-    }
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(1) })
-}
-
-fn show_status(home: &Home, states: &[Result<State, String>]) {
-    let header = ["node", "address", "program", "package", "member until"];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
-    for (member, state) in home.members().iter().zip(states) {
-        let (program, active) = match state {
-            Ok(State { program, listing }) => (program.clone(), active(listing)),
-            Err(_) => ("not reached".to_owned(), String::new()),
-        };
-        let Member { name, address, expires, .. } = member;
-        rows.push(vec![name.clone(), address.clone(), program, active, date(*expires)]);
-    }
-    show_members(home, &rows);
-    if rows.iter().flatten().any(|cell| cell.starts_with(NO_NAME)) {
-        say(&format!("{NO_NAME}: set a name with convert --name"));
-    }
-    for (member, state) in home.members().iter().zip(states) {
-        if let Err(problem) = state {
-            say(&format!("{}: {problem}", member.name));
-        }
-    }
-}
-
-/// Name that nodes report for a model without a name.
-const UNNAMED: &str = "default";
-
-/// How a model without a name is shown.
-const NO_NAME: &str = "(no name)";
-
-/// The active packages as one line.
-fn active(listing: &Value) -> String {
-    let models = listing["active"].as_object().into_iter().flatten();
-    let word = |(model, entry): (&String, &Value)| {
-        let layout: String =
-            entry["current"]["layout"].as_str().unwrap_or("?").chars().take(12).collect();
-        let model = if model == UNNAMED { NO_NAME } else { model };
-        format!("{model}: rank {} of layout {layout}", entry["current"]["rank"])
-    };
-    let words = models.map(word).collect::<Vec<_>>();
-    if words.is_empty() { "none yet".to_owned() } else { words.join("; ") }
-}
-
 fn renew(args: &ClusterArgs, nodes: &[String]) -> Outcome {
     let mut home = cluster::open(&args.cluster)?;
     let names: Vec<String> = if nodes.is_empty() {
@@ -328,17 +336,5 @@ mod tests {
             {"address": "[2001:db8::7]:7421", "key": key},
         ]});
         assert_eq!(discovered(&found), expected);
-    }
-
-    #[test]
-    fn current_packages_are_told_by_name_and_rank() {
-        let layout = "0123456789abcdef";
-        let entry = |rank| json!({"current": {"layout": layout, "rank": rank}, "previous": null});
-        assert_eq!(active(&json!({"active": {}})), "none yet");
-        let listing = json!({"active": {"default": entry(0), "tiny": entry(1)}});
-        assert_eq!(
-            active(&listing),
-            "(no name): rank 0 of layout 0123456789ab; tiny: rank 1 of layout 0123456789ab"
-        );
     }
 }

@@ -1,6 +1,6 @@
 //! `shardpack doctor`: checks a machine, or every node of a set.
 
-mod apple;
+pub(super) mod apple;
 mod disk;
 mod links;
 mod machine;
@@ -30,13 +30,14 @@ use shardpack_manifests::Manifest;
 use shardpack_transfer::protocol::{PackageKey, Timeouts};
 use shardpack_transfer::receive::NodeClient;
 
-use super::{Outcome, package, ranks::RankParameters};
+use super::{Outcome, cabling::Facts, package, ranks::RankParameters};
 use crate::{
     args::DoctorArgs,
     cluster,
     failure::Failure,
     progress::{result, say},
 };
+pub(super) use machine::{ask, memory_bytes};
 use private::Private;
 pub(super) use probes::run as run_probe;
 use report::Report;
@@ -63,7 +64,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     }
     if args.json {
         let version = env!("CARGO_PKG_VERSION");
-        result(&json!({ "ok": !failed, "version": version, "reports": reports }).to_string());
+        let cabling = args.set.is_none().then(Facts::gather);
+        let json =
+            json!({ "ok": !failed, "version": version, "reports": reports, "cabling": cabling });
+        result(&json.to_string());
     } else if args.report.is_none() {
         result(page.trim_end());
     }

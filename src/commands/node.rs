@@ -1,129 +1,269 @@
 //! `shardpack node`.
 
+mod display;
+mod fronts;
+mod restart;
+mod running;
+mod scrub;
+mod service;
+mod starter;
+mod upgrade;
+
 use std::{
-    collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
+    path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
-use serde_json::{Value, json};
-use shardpack_cluster::RankProcess;
-use shardpack_identity::{EnrollmentState, Guard, Joined, date, is_local};
+use serde_json::json;
+use shardpack_identity::{Guard, is_local};
 use shardpack_transfer::protocol::Timeouts;
 use shardpack_transfer::receive::{
-    Node, NodeOptions, PackageDir, ReceiveEvent, ServeError, Shutdown, Store, bind, bind_guarded,
+    Node, NodeOptions, ServeError, Shutdown, Store, bind, bind_guarded,
 };
-use tempfile::TempDir;
+
+use display::NodeDisplay;
+use fronts::Fronts;
+use restart::{End, Ending};
+use running::Running;
+use starter::RankStarter;
+use upgrade::{FailedUpgrade, OfNode, Upgrades};
 
 use super::{
-    Outcome, doctor, draft,
-    ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
+    Outcome, draft,
+    events::{EventKind, EventLog},
+    node_operations::{self, Handler, Observed},
+    ranks::RankEndpoint,
     refusals::Refusals,
     serve::listen_hint,
-    threads,
 };
 use crate::{
-    args::{EngineChoice, NodeArgs},
-    discovery::Announcer,
+    args::{self, NodeAction, NodeArgs},
+    descriptors,
     failure::Failure,
     kill_points,
-    progress::{result, say, size},
 };
-
-/// The ranks that run here, by package. Starting a package again ends its old process.
-type Running = Arc<Mutex<HashMap<String, RunningRank>>>;
-
-/// A rank process of this node.
-struct RunningRank {
-    /// Ends when it is dropped.
-    _process: RankProcess,
-    /// The files that MLX reads when the rank joins one of MLX's own groups.
-    _files: Option<TempDir>,
-}
 
 /// What a node keeps its key and membership in, below its store.
 const IDENTITY: &str = "identity";
 
-/// Runs the command: serves until Ctrl-C or SIGTERM.
+/// Runs the command.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
-    if !args.engine.has_deadlines() {
-        let error = anyhow!("ring and jaccl need every rank of the set");
-        return Err(Failure::from(error).hint("give --collectives to `shardpack serve` instead"));
+    match (&args.action, &args.store) {
+        (Some(NodeAction::Install { service, arguments }), _) => {
+            // What would not start is refused now.
+            let line = ["shardpack", "node"].into_iter().map(str::to_owned);
+            args::parse_or_exit(line.chain(arguments.iter().cloned()));
+            service::install(service, arguments)
+        }
+        (Some(NodeAction::Uninstall { service }), _) => service::uninstall(service),
+        (None, Some(store)) => serve(args, store),
+        (None, None) => Err(anyhow!("--store names no folder").into()),
     }
-    args.engine.check()?;
-    draft::check(&args.engine)?;
+}
+
+/// Serves until Ctrl-C or SIGTERM, whatever becomes of programs that are tried meanwhile.
+fn serve(args: &NodeArgs, store_folder: &Path) -> Outcome {
+    descriptors::raise_limit();
+    check_engine(args)?;
     let ip = reachable(args)?;
-    let identity = args.store.join(IDENTITY);
-    // The second one is the address of the ranks.
-    let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
-    if args.announce && is_local(ip) {
-        let error =
-            anyhow!("--announce: {ip} is a loopback address, which other machines cannot reach");
-        return Err(Failure::from(error).hint("give an address of the network with --listen"));
+    // Before it says that it listens: whoever reads that may ask it to end.
+    let ending = Ending::by_signals()?;
+    let listener = args.socket_on_stdin.then(restart::inherited_socket).transpose()?;
+    let mut life = Life { listener, failed: None, is_first: true };
+    loop {
+        let (end, listener) = live(args, (store_folder, ip), life, &ending)?;
+        let trial = match end {
+            End::Asked => return Ok(ExitCode::SUCCESS),
+            End::Confirmed => return Ok(ExitCode::from(restart::CONFIRMED)),
+            End::Upgrade(trial) => *trial,
+        };
+        let digest = trial.digest;
+        let error = restart::replace(trial, &listener, &ending);
+        if ending.is_asked() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let failed = FailedUpgrade { digest, reason: format!("{error:#}") };
+        life = Life { listener: Some(listener), failed: Some(failed), is_first: false };
     }
-    let store = Arc::new(Store::open(&args.store)?);
-    if args.reset {
+}
+
+/// What a node that goes on serving has from before.
+struct Life {
+    /// Its socket.
+    listener: Option<TcpListener>,
+    /// The program that it did not go over to.
+    failed: Option<FailedUpgrade>,
+    /// Whether this process has not served yet.
+    is_first: bool,
+}
+
+/// Serves once: until the node is to end, or to go over to another program.
+fn live(
+    args: &NodeArgs,
+    (store_folder, ip): (&Path, IpAddr),
+    life: Life,
+    ending: &Ending,
+) -> Result<(End, TcpListener), Failure> {
+    let shutdown = Shutdown::new();
+    ending.serving(&shutdown);
+    let identity = store_folder.join(IDENTITY);
+    let store = Arc::new(Store::open(store_folder)?);
+    if args.reset && life.is_first {
         Guard::reset(&identity)?;
     }
+    // The second one is the address of the ranks.
+    let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
     let guarded = !stays_here || args.tls || Guard::has_joined(&identity);
     let guard = guarded
         .then(|| Guard::open(&identity, Duration::from_secs(args.token_ttl)).map(Arc::new))
         .transpose()?;
-    let address = args.listen.to_string();
-    let bound = if guarded { bind_guarded(&address) } else { bind(&address) };
-    let listener = bound.map_err(|error| {
-        let hint = match &error {
-            ServeError::Listen { source, .. } => listen_hint(source.kind()),
-            _ => None,
-        };
-        let failure = Failure::from(error);
-        if let Some(hint) = hint { failure.hint(hint) } else { failure }
-    })?;
+    let listener = life.listener.map_or_else(|| bound(args, guarded), Ok)?;
     let address = listener.local_addr()?;
+    if args.trial {
+        kill_points::at(|| "node:trial".to_owned());
+    }
     let running = Running::default();
-    let display = NodeDisplay {
+    let seen = Observed::start(store_folder, &args.engine)?;
+    let log = Arc::clone(&seen.log);
+    let display = Arc::new(NodeDisplay {
         guard: guard.clone(),
         running: Arc::clone(&running),
         address: SocketAddr::new(ip, address.port()),
         refusals: Mutex::new(Refusals::new(Instant::now())),
         announces: args.announce,
         announcer: Mutex::default(),
-    };
+        log: Arc::clone(&log),
+    });
+    log.started("node", json!({ "listening": address }));
+    log_program(&log, args, life.is_first, life.failed.as_ref());
     display.announce(args, address);
-    let endpoint = RankEndpoint { ip, identity: guarded.then_some(identity) };
-    let options = NodeOptions {
-        timeouts: Timeouts::default(),
-        observer: Box::new(move |event| display.show(event)),
-        start_rank: start_rank(
-            Arc::clone(&running),
-            threads::count(args.threads),
-            args.engine.clone(),
-            endpoint,
-        ),
-    };
-    let shutdown = Shutdown::new();
-    let stopping = shutdown.clone();
-    thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        // Without signals the node still ends with its process.
-        let _ = shardpack_server::wait_for_termination();
-        stopping.stop();
-    })?;
-    let node = Node::new(store, options);
+    running::reap(&running)?;
+    let endpoint = RankEndpoint { ip, identity: guarded.then_some(identity.clone()) };
+    let fronts = Fronts::open(&store, store_folder, guarded.then_some(identity))?;
+    if !args.trial {
+        fronts.run()?;
+    }
+    let upgrades = Upgrades::new(OfNode {
+        guard: guard.clone(),
+        ranks: Arc::clone(&seen.ranks),
+        fronts: Arc::clone(&fronts),
+        ending: ending.clone(),
+        is_trial: args.trial,
+        failed: life.failed,
+    });
+    let book = Arc::clone(&seen.ranks);
+    let starter = RankStarter::new(args, Arc::clone(&store), Arc::clone(&running), book, endpoint);
+    let scrubbing = scrub::start(args, &store, &shutdown, &display)?;
+    let node = answering(args, store, (Arc::new(starter), seen), display, (&fronts, upgrades));
     let node = match guard {
         Some(guard) => node.with_guard(guard),
         None => node,
     };
-    node.serve(&listener, &shutdown).map_err(Failure::from)?;
+    let served = node.serve(&listener, &shutdown).map_err(Failure::from);
+    // Before the ranks, so that they end in order.
+    fronts.end();
+    served?;
     running.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    Ok(ExitCode::SUCCESS)
+    // Another program may be about to open the store.
+    scrub::join(scrubbing);
+    log.stopped("node");
+    Ok((ending.reason(), listener))
+}
+
+/// What a program on trial says to those who want it to serve: weights would be loaded for nothing.
+const ON_TRIAL: &str = "this node tries another program and serves in a moment: try again";
+
+/// The node over `store`, with all that it answers.
+fn answering(
+    args: &NodeArgs,
+    store: Arc<Store>,
+    (starter, seen): (Arc<RankStarter>, Observed),
+    display: Arc<NodeDisplay>,
+    (fronts, upgrades): (&Arc<Fronts>, Upgrades),
+) -> Node {
+    let is_trial = args.trial;
+    let of_ranks = starter.handler();
+    let options = NodeOptions {
+        timeouts: Timeouts::default(),
+        observer: Box::new(move |event| display.show(event)),
+        start_rank: Box::new(move |package, parameters| {
+            if is_trial {
+                return Err(ON_TRIAL.to_owned());
+            }
+            starter.start(package, &parameters)
+        }),
+    };
+    let fronts = Arc::clone(fronts);
+    let of_trial: Handler = Box::new(move |name, _| {
+        let would_serve = is_trial && (name.starts_with("front.") || name.starts_with("rank."));
+        would_serve.then(|| Err(ON_TRIAL.to_owned()))
+    });
+    let of_fronts: Handler = Box::new(move |name, parameters| fronts.operate(name, parameters));
+    let of_program: Handler = Box::new(move |name, parameters| upgrades.operate(name, parameters));
+    let handlers = vec![of_trial, seen.handler(), of_ranks, of_fronts, of_program];
+    Node::new(store, options).with_operations(node_operations::hook(handlers))
+}
+
+/// Logs that another program runs, or that one does not.
+fn log_program(log: &EventLog, args: &NodeArgs, is_first: bool, failed: Option<&FailedUpgrade>) {
+    let (version, build) = (env!("CARGO_PKG_VERSION"), env!("BUILD_HASH"));
+    if args.socket_on_stdin && !args.trial && is_first {
+        let fields = json!({ "version": version, "build": build });
+        log.add(
+            EventKind::Upgraded,
+            format!("runs shardpack {version} (build {build}) now"),
+            fields,
+        );
+    }
+    if let Some(FailedUpgrade { digest, reason }) = failed {
+        let text = format!("went back to shardpack {version} (build {build}): {reason}");
+        log.add(EventKind::UpgradeFailed, text, json!({ "digest": digest }));
+    }
+}
+
+/// Whether ranks can run with the engine that was chosen.
+fn check_engine(args: &NodeArgs) -> Result<(), Failure> {
+    if !args.engine.has_deadlines() {
+        let error = anyhow!("ring and jaccl need every rank of the set");
+        return Err(Failure::from(error).hint("give --collectives to `shardpack serve` instead"));
+    }
+    args.engine.check()?;
+    draft::check(&args.engine)
+}
+
+/// The node's socket.
+fn bound(args: &NodeArgs, is_guarded: bool) -> Result<TcpListener, Failure> {
+    let address = args.listen.to_string();
+    let bound = if is_guarded { bind_guarded(&address) } else { bind(&address) };
+    bound.map_err(unbound)
+}
+
+/// Why there is no listener, with what to do.
+fn unbound(error: ServeError) -> Failure {
+    let hint = match &error {
+        ServeError::Listen { source, .. } => listen_hint(source.kind()),
+        _ => None,
+    };
+    let failure = Failure::from(error);
+    if let Some(hint) = hint { failure.hint(hint) } else { failure }
 }
 
 /// The address at which this machine's ranks are reached.
 fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
+    let ip = advertised(args)?;
+    if args.announce && is_local(ip) {
+        let error =
+            anyhow!("--announce: {ip} is a loopback address, which other machines cannot reach");
+        return Err(Failure::from(error).hint("give an address of the network with --listen"));
+    }
+    Ok(ip)
+}
+
+fn advertised(args: &NodeArgs) -> Result<IpAddr, Failure> {
     match args.advertise {
         Some(ip) if ip.is_unspecified() => {
             Err(anyhow!("--advertise {ip} is not an address that other machines can reach").into())
@@ -135,214 +275,5 @@ fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
                 .hint("give the address that other machines can reach with --advertise"))
         }
         None => Ok(args.listen.ip()),
-    }
-}
-
-fn start_rank(
-    running: Running,
-    threads: usize,
-    engine: EngineChoice,
-    endpoint: RankEndpoint,
-) -> shardpack_transfer::receive::StartRankHook {
-    Box::new(move |package: &PackageDir, parameters| {
-        let name = format!("rank {}", package.key.rank);
-        let key = format!("{}-{}", package.key.layout, package.key.rank);
-        let rank = package.key.rank;
-        let member = match parse_parameters(&parameters)? {
-            Some(RankParameters::Doctor { self_test }) => {
-                return doctor::in_a_process(self_test).map_err(|error| format!("{error:#}"));
-            }
-            Some(RankParameters::Distributed(distributed)) => Some(distributed),
-            None => None,
-        };
-        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.remove(&key);
-        let (started, files) = match member {
-            None => (ranks::start(&name, &package.path, threads, &engine, &endpoint, None), None),
-            Some(distributed) => {
-                let engine = engine.over(&distributed)?;
-                let files = tempfile::tempdir().map_err(|error| error.to_string())?;
-                let folder = files.path().to_owned();
-                let member = Membership { distributed: &distributed, rank, folder };
-                let started =
-                    ranks::start(&name, &package.path, threads, &engine, &endpoint, Some(member));
-                (started, Some(files))
-            }
-        };
-        let StartedRank { process, announcement } =
-            started.map_err(|error| format!("{error:#}"))?;
-        running.insert(key, RunningRank { _process: process, _files: files });
-        serde_json::to_value(&announcement).map_err(|error| error.to_string())
-    })
-}
-
-/// The front's parameters for a rank.
-fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String> {
-    let parsed: Option<RankParameters> = serde_json::from_value(parameters.clone())
-        .map_err(|error| format!("the front sent invalid parameters: {error}"))?;
-    if let Some(RankParameters::Distributed(distributed)) = &parsed {
-        // Checked against its own number of ranks; MLX compares that with the package's.
-        distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
-    }
-    Ok(parsed)
-}
-
-/// Messages on the node's terminal.
-struct NodeDisplay {
-    guard: Option<Arc<Guard>>,
-    running: Running,
-    /// The node's address for other machines.
-    address: SocketAddr,
-    refusals: Mutex<Refusals>,
-    /// Whether it is announced on the local network until it has joined a cluster.
-    announces: bool,
-    announcer: Mutex<Option<Announcer>>,
-}
-
-impl NodeDisplay {
-    /// Starts or stops the announcement on the local network.
-    fn update_announcement(&self) {
-        let waiting = match &self.guard {
-            Some(guard) if self.announces => {
-                matches!(guard.enrollment(), EnrollmentState::Inviting { .. }).then(|| guard.key())
-            }
-            _ => None,
-        };
-        let mut announcer = self.announcer.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(key) = waiting else {
-            *announcer = None;
-            return;
-        };
-        if announcer.is_none() {
-            match Announcer::start(self.address, key) {
-                Ok(started) => *announcer = Some(started),
-                Err(error) => say(&format!("node: {error:#}; the node is not announced")),
-            }
-        }
-    }
-
-    /// Prints the address, and how the node joins a cluster if it has none.
-    fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
-        self.update_announcement();
-        let enrollment = self.guard.as_ref().map(|guard| guard.enrollment());
-        if args.json {
-            let mut json =
-                json!({ "listening": listening, "store": args.store, "tls": enrollment.is_some() });
-            match &enrollment {
-                Some(EnrollmentState::Joined(joined)) => {
-                    json["cluster"] = joined.cluster.as_str().into();
-                    json["name"] = joined.name.as_str().into();
-                }
-                Some(EnrollmentState::Inviting { token, left }) => {
-                    json["join"] = json!({
-                        "token": token.to_string(),
-                        "seconds": left.as_secs(),
-                        "command": self.command(),
-                    });
-                }
-                None => {}
-            }
-            result(&json.to_string());
-            return;
-        }
-        say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
-        match &enrollment {
-            Some(EnrollmentState::Joined(Joined { cluster, name, expires })) => {
-                say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)));
-            }
-            Some(EnrollmentState::Inviting { .. }) => self.invite(),
-            None => {}
-        }
-    }
-
-    /// The command that adds this node; the token is not part of it.
-    fn command(&self) -> String {
-        format!("shardpack cluster add {}", self.address)
-    }
-
-    /// Prints what to run on the controlling machine.
-    fn invite(&self) {
-        let Some(EnrollmentState::Inviting { token, left }) =
-            self.guard.as_ref().map(|guard| guard.enrollment())
-        else {
-            return;
-        };
-        say("node: in no cluster yet. On the machine that pushes and serves, run:");
-        say("");
-        say(&format!("  {}", self.command()));
-        say("");
-        say("node: and enter this token when it asks:");
-        say("");
-        say(&format!("  {token}"));
-        say("");
-        say(&format!(
-            "node: the token works once, for {} minutes (create a cluster there first with `shardpack cluster init`)",
-            left.as_secs().div_ceil(60)
-        ));
-    }
-
-    fn show(&self, event: &ReceiveEvent) {
-        match event {
-            ReceiveEvent::JoinedCluster(Joined { cluster, name, expires }) => {
-                say(&format!(
-                    "node: joined cluster {cluster} as {name}, member until {}",
-                    date(*expires)
-                ));
-                self.update_announcement();
-            }
-            ReceiveEvent::Renewed(joined) => {
-                say(&format!("node: renewed, member until {}", date(joined.expires)));
-            }
-            ReceiveEvent::LeftCluster => {
-                // Ranks end when the node leaves its cluster.
-                self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                say("node: left its cluster");
-                self.update_announcement();
-                self.invite();
-            }
-            ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {
-                let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-                let line = format!("node: {peer}: {problem}");
-                refusals.lines(line, Instant::now()).iter().for_each(|line| say(line));
-            }
-            other => show(other),
-        }
-    }
-}
-
-fn show(event: &ReceiveEvent) {
-    match event {
-        ReceiveEvent::Offered { package, held_bytes, missing_bytes, .. } => say(&format!(
-            "node: rank {} of layout {}: {} held, {} to come",
-            package.rank,
-            package.layout.short(),
-            size(*held_bytes),
-            size(*missing_bytes)
-        )),
-        ReceiveEvent::ChunkStored { file, chunk, .. } => {
-            kill_points::at(|| format!("node:stored:{file}:{chunk}"));
-        }
-        ReceiveEvent::Verifying { .. } => kill_points::at(|| "node:verifying".to_owned()),
-        ReceiveEvent::Prepared { .. } => kill_points::at(|| "node:prepared".to_owned()),
-        ReceiveEvent::Activating { .. } => kill_points::at(|| "node:activating".to_owned()),
-        ReceiveEvent::Activated { package, .. } => {
-            say(&format!(
-                "node: rank {} of layout {} is active",
-                package.rank,
-                package.layout.short()
-            ));
-        }
-        ReceiveEvent::ChunkRefused { file, chunk, .. } => {
-            say(&format!("node: chunk {chunk} of {file} arrived damaged and was refused"));
-        }
-        ReceiveEvent::Disconnected { problem: Some(problem), .. } => {
-            say(&format!("node: {problem}"));
-        }
-        ReceiveEvent::Connected { .. }
-        | ReceiveEvent::StreamJoined { .. }
-        | ReceiveEvent::Disconnected { .. }
-        | ReceiveEvent::JoinedCluster(_)
-        | ReceiveEvent::Renewed(_)
-        | ReceiveEvent::LeftCluster => {}
     }
 }

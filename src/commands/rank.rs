@@ -1,33 +1,32 @@
 //! `shardpack rank`: the process of one rank. Its first line on standard output is its address.
 
+mod load;
+
 use std::{
     net::TcpListener,
-    panic::resume_unwind,
     path::Path,
     process::ExitCode,
-    sync::mpsc,
+    sync::mpsc::{SyncSender, sync_channel},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow};
 use shardpack_cluster::{
-    Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
+    Announcement, FrontPresence, Identity, PROTOCOL, RankOptions, Token, run_rank,
 };
-use shardpack_engine::loading::{OpenOptions, OpenProgress, Package};
+use shardpack_collectives::rdma;
+use shardpack_engine::loading::{WeightStream, WeightStreams};
 use shardpack_identity::{Credentials, credentials_of_node, is_local};
-use shardpack_manifests::Manifest;
 
-use super::{Outcome, draft, package, threads};
-use crate::{
-    args::RankArgs, engines::say_copies, failure::Failure, progress::result,
-    sleep_inhibitor::SleepInhibitor,
-};
+use super::{Outcome, package, ranks::StreamedPackage, threads};
+use crate::{args::RankArgs, failure::Failure, progress::result, sleep_inhibitor::SleepInhibitor};
+use load::{Loading, Source};
 
 /// Runs the command.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _inhibitor = SleepInhibitor::start();
-    let manifest = package::read_manifest(&args.package)?;
+    let (source, described, weights) = source(args)?;
     let credentials = args.identity.as_deref().map(credentials).transpose()?;
     if credentials.is_none() && !is_local(args.bind) {
         let error = anyhow!("{} can be reached from other machines", args.bind);
@@ -41,37 +40,58 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let key = credentials.as_ref().map(Credentials::key);
     let announcement = Announcement { address: listener.local_addr()?, token: token.clone(), key };
     result(&announcement.line());
-    let (folder, threads) = (args.package.clone(), threads::count(args.threads.count));
-    let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
-    let identity = identity(&manifest);
-    let style = manifest.chat.as_ref().map(|chat| chat.output);
-    let options = RankOptions { credentials, ..RankOptions::default() };
-    let served = run_rank(listener, token, identity, options, move |progress| {
-        choice.check_layout(&manifest.layout)?;
-        let opened = choice.open(threads, place)?;
-        opened.check_memory(&manifest)?;
-        // Only rank 0 samples under constraints and proposes draft tokens; a package without a
-        // tokenizer has no constraints.
-        let leads = manifest.rank == 0;
-        let draft = choice.draft_model.as_deref().filter(|_| leads).map(draft::folder);
-        let draft = draft.transpose().map_err(Failure::into_error)?;
-        if let Some(draft) = &draft {
-            draft::compare(draft, &folder)?;
-        }
-        let package = read(&folder, choice.opening(threads)?, "reading weights", progress)?;
-        let draft = draft.map(|draft| {
-            read(&draft, choice.opening(threads)?, "reading the draft model", progress)
-        });
-        let draft = draft.transpose()?;
-        let constraints =
-            if leads { shardpack_chat::constraints(&folder, style).ok().flatten() } else { None };
-        let (draft, options) = (draft.as_ref(), choice.options());
-        Ok(opened.rank_engine(&package, draft, options, constraints, &mut say_copies)?)
-    });
+    let vector_bytes = described.hidden_size as usize * size_of::<f32>();
+    let mut options = RankOptions {
+        credentials,
+        vector_bytes,
+        weights,
+        keep: Duration::from_secs(args.keep),
+        on_front: |rank_front| result(&FrontPresence { rank_front }.line()),
+        ..RankOptions::default()
+    };
+    if args.keep > 0 {
+        // To lose it costs no more than to connect again.
+        options.front_silence = KEPT_FRONT_SILENCE;
+    }
+    // Queue pairs of a process that is ended by a signal stay in some drivers.
+    rdma::release_on_signals().context("the system gave no thread")?;
+    let loading = Loading {
+        source,
+        folder: args.package.clone(),
+        engine: args.engine.clone(),
+        threads: threads::count(args.threads.count),
+    };
+    let identity = identity(&described);
+    let served =
+        run_rank(listener, token, identity, options, move |progress| loading.run(progress));
     end_for_sure();
     served.map_err(Failure::from)?;
     Ok(ExitCode::SUCCESS)
 }
+
+/// Where the package is, what must be known of it before it is read, and what takes connections on which
+/// it comes.
+fn source(args: &RankArgs) -> Result<(Source, StreamedPackage, Option<ArrivingWeights>), Failure> {
+    let Some(json) = &args.stream else {
+        let manifest = package::read_manifest(&args.package)?;
+        let described = StreamedPackage::of(&manifest);
+        return Ok((Source::Folder(Box::new(manifest)), described, None));
+    };
+    let described: StreamedPackage = serde_json::from_str(json).context("--stream")?;
+    // More than are used: one may come for another before that is found to have ended.
+    let (arrive, arriving) = sync_channel(described.streams.clamp(1, MAX_STREAMS));
+    let streams = WeightStreams::new(arriving, described.streams.min(MAX_STREAMS));
+    Ok((Source::Front(described.clone(), streams), described, Some(arrive)))
+}
+
+/// Takes connections on which a package comes.
+type ArrivingWeights = SyncSender<Box<dyn WeightStream>>;
+
+/// Most connections on which a package comes, each of which is read by a thread.
+const MAX_STREAMS: usize = 64;
+
+/// Silence after which a rank that keeps its weights gives up its front.
+const KEPT_FRONT_SILENCE: Duration = Duration::from_secs(5);
 
 /// The node's certificate and key.
 fn credentials(identity: &Path) -> anyhow::Result<Credentials> {
@@ -91,45 +111,13 @@ fn end_for_sure() {
     });
 }
 
-fn identity(manifest: &Manifest) -> Identity {
+fn identity(package: &StreamedPackage) -> Identity {
     Identity {
-        model_id: manifest.ids.model.to_string(),
-        layout_id: manifest.ids.layout.to_string(),
-        rank: manifest.rank,
-        ranks: manifest.layout.ranks,
-        engine_version: env!("CARGO_PKG_VERSION").to_owned(),
+        model_id: package.model.to_string(),
+        layout_id: package.layout.to_string(),
+        rank: package.rank,
+        ranks: package.ranks,
+        engine_version: concat!(env!("CARGO_PKG_VERSION"), "+", env!("BUILD_HASH")).to_owned(),
         protocol: PROTOCOL,
     }
-}
-
-/// Interval between two progress reports.
-const REPORT_EVERY: Duration = Duration::from_millis(200);
-
-/// Reads and verifies the package.
-fn read(
-    folder: &Path,
-    options: OpenOptions,
-    doing: &str,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Package, LoadError> {
-    // The reading threads send progress to this thread, which reports it.
-    let (notes, noted) = mpsc::channel();
-    let package = thread::scope(|scope| {
-        let opening = scope.spawn(move || {
-            let note = |progress| {
-                // If nobody receives progress, nobody waits for the package either.
-                let _ = notes.send(progress);
-            };
-            Package::open(folder, &options, &note)
-        });
-        let mut next = Instant::now();
-        while let Ok(OpenProgress { done_bytes, total_bytes }) = noted.recv() {
-            if Instant::now() >= next || done_bytes == total_bytes {
-                next = Instant::now() + REPORT_EVERY;
-                progress(Progress { doing: doing.to_owned(), done_bytes, total_bytes });
-            }
-        }
-        opening.join().unwrap_or_else(|panic| resume_unwind(panic))
-    })?;
-    Ok(package)
 }

@@ -1,7 +1,7 @@
 //! Starting rank processes on this machine.
 
 use std::{
-    env, fs,
+    fs,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Command,
@@ -11,10 +11,12 @@ use std::{
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use shardpack_cluster::{Announcement, LogSink, RankProcess};
+use shardpack_cluster::{Announcement, LogSink, RankProcess, Token, WEIGHT_STREAMS};
+use shardpack_manifests::{Digest, Manifest};
 use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
+use shardpack_transfer::protocol::PackageKey;
 
-use crate::{args::EngineChoice, progress::say};
+use crate::{args::EngineChoice, own_program, progress::say};
 
 /// Timeout for a rank to report its address, which it does before it loads.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -23,13 +25,95 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum RankParameters {
-    /// Its rank is to be started in one of MLX's own groups.
-    Distributed(Distributed),
+    /// Its rank is to be started.
+    Start {
+        /// Who will connect to it.
+        front: FrontName,
+        /// One of MLX's own groups to start it in.
+        #[serde(default)]
+        distributed: Option<Distributed>,
+    },
     /// No rank: the node is to check itself and answer with the report.
     Doctor {
         /// Compute, read and send too.
         self_test: bool,
     },
+}
+
+/// A package that a rank is sent by its front, as far as it must know it before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamedPackage {
+    pub model: Digest,
+    pub layout: Digest,
+    pub rank: u32,
+    pub ranks: u32,
+    /// Of the model, in elements.
+    pub hidden_size: u32,
+    /// Connections on which it comes.
+    pub streams: usize,
+}
+
+impl StreamedPackage {
+    pub(crate) fn of(manifest: &Manifest) -> Self {
+        Self {
+            model: manifest.ids.model,
+            layout: manifest.ids.layout,
+            rank: manifest.rank,
+            ranks: manifest.layout.ranks,
+            hidden_size: manifest.architecture.hidden_size,
+            streams: WEIGHT_STREAMS,
+        }
+    }
+
+    pub(crate) const fn key(&self) -> PackageKey {
+        PackageKey { layout: self.layout, rank: self.rank }
+    }
+
+    /// Whether a manifest is this package's.
+    pub(crate) fn is_of(&self, manifest: &Manifest) -> bool {
+        let Manifest { ids, rank, layout, .. } = manifest;
+        (ids.model, ids.layout, *rank, layout.ranks)
+            == (self.model, self.layout, self.rank, self.ranks)
+    }
+}
+
+/// Name of the operation by which a front has a node start a rank without a package.
+pub(crate) const STREAM_RANK: &str = "rank.stream";
+
+/// Its parameters.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamRank {
+    pub package: StreamedPackage,
+    /// Who will connect to it.
+    pub front: FrontName,
+}
+
+/// A front, as a node tells it from others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FrontName {
+    /// Random, one for each run of `serve`.
+    pub id: Token,
+    /// For people: machine and process.
+    pub shown: String,
+    /// Whether it may take the rank from another front.
+    pub takes_over: bool,
+}
+
+impl FrontName {
+    /// Of this process.
+    pub(crate) fn generate(takes_over: bool) -> anyhow::Result<Self> {
+        let id = Token::generate().context("the system gave no random bytes")?;
+        Ok(Self { id, shown: Self::shown_here(), takes_over })
+    }
+
+    /// How nodes show the fronts of this process.
+    pub(crate) fn shown_here() -> String {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        format!("process {} on {host}", std::process::id())
+    }
 }
 
 /// A rank's membership in one of MLX's own groups.
@@ -61,19 +145,37 @@ pub(crate) struct StartedRank {
     pub announcement: Announcement,
 }
 
-/// Starts the rank of the package in `folder`. Its log lines are passed on.
+/// Where a rank has its package.
+#[derive(Clone, Copy)]
+pub(crate) enum PackageSource<'a> {
+    /// In a folder.
+    Folder(&'a Path),
+    /// Its front sends it; its documents are put into a folder.
+    Front(&'a Path, &'a StreamedPackage),
+}
+
+/// Starts the rank of a package, which keeps its weights so long when its front has gone. Its log lines
+/// are passed on.
 pub(crate) fn start(
     name: &str,
-    folder: &Path,
+    source: PackageSource<'_>,
     threads: usize,
     engine: &EngineChoice,
     endpoint: &RankEndpoint,
     member: Option<Membership<'_>>,
+    keep: Duration,
 ) -> anyhow::Result<StartedRank> {
-    let program = env::current_exe().context("cannot find this program's own file")?;
-    let mut command = Command::new(program);
-    command.arg("rank").arg(folder).args(["--threads", &threads.to_string()]);
+    let mut command = Command::new(own_program::path()?);
+    command.arg("rank");
+    match source {
+        PackageSource::Folder(folder) => command.arg(folder),
+        PackageSource::Front(folder, package) => {
+            command.arg(folder).arg("--stream").arg(serde_json::to_string(package)?)
+        }
+    };
+    command.args(["--threads", &threads.to_string()]);
     command.args(engine.arguments()).args(["--bind", &endpoint.ip.to_string()]);
+    command.args(["--keep", &keep.as_secs().to_string()]);
     if let Some(identity) = &endpoint.identity {
         command.arg("--identity").arg(identity);
     }

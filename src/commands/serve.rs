@@ -1,10 +1,19 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
+mod checks;
+mod detach;
+mod events;
+mod host;
+mod hosted_set;
 mod info;
+mod links;
 mod mlx_group;
 mod models;
 mod nodes;
+mod on_node;
+mod placement;
 mod scripted;
+mod several;
 
 use std::{
     io,
@@ -24,14 +33,27 @@ use shardpack_engine::loading::verify_documents;
 use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
-use shardpack_server::{Server, ServerLimits, Stop, Tls};
-use shardpack_transfer::push::{Activation, PushMode, default_streams};
+use shardpack_server::{MemoryShare, ModelInfo, Server, ServerLimits, Stop, Tls};
+use shardpack_transfer::{
+    protocol::PackageKey,
+    push::{Activation, PushMode, default_streams},
+};
 
-use self::{mlx_group::MlxGroup, models::Models, scripted::Scripted};
+use self::{
+    checks::Packages,
+    events::ServerLog,
+    hosted_set::{KvChoice, THIS_MACHINE, shares},
+    links::ShownLinks,
+    mlx_group::MlxGroup,
+    models::Models,
+    nodes::RankPackages,
+    placement::NodeState,
+    scripted::Scripted,
+};
 use super::{Outcome, draft, keys, package, push, store};
 use crate::{
     args::ServeArgs,
-    cluster,
+    cluster, descriptors,
     failure::Failure,
     progress::{result, say},
 };
@@ -41,6 +63,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
+    if args.detach {
+        return detach::start(args);
+    }
+    if several::is_asked(args) {
+        return several::run(args);
+    }
     let scripted = Scripted::of(args)?;
     let remote = cluster::nodes(&args.nodes.names, &args.nodes.cluster)?;
     let set = match &scripted {
@@ -51,37 +79,82 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Some(set) => Served::open(&set)?,
         None => Served::of_bytes()?,
     };
+    if let Some(on) = &args.on {
+        return on_node::start(args, &served, &remote, on);
+    }
     let mlx_group = match &scripted {
         None => served.mlx_group(args, &remote)?,
         Some(_) => None,
     };
+    let places = nodes::places(remote, &served.manifests)?;
+    let log = events::folder(args);
+    launch(args, scripted.as_ref(), served, (places, log), mlx_group, Stop::default())
+}
+
+/// Serves the ranks on these nodes as a front of a node, which has the package in `args.set` for the text
+/// side, until `stop`.
+pub(crate) fn run_assigned(
+    args: &ServeArgs,
+    places: Vec<(Endpoint, PackageKey)>,
+    stop: Stop,
+) -> Outcome {
+    let served = Served::open_package(&args.set)?;
+    launch(args, None, served, (places, events::folder_of_node(args)), None, stop)
+}
+
+/// Starts the ranks and serves; what happens is logged in the folder `log`.
+fn launch(
+    args: &ServeArgs,
+    scripted: Option<&Scripted>,
+    served: Served,
+    (places, log): (Vec<(Endpoint, PackageKey)>, Option<PathBuf>),
+    mlx_group: Option<MlxGroup>,
+    stop: Stop,
+) -> Outcome {
+    descriptors::raise_limit();
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
     let tls = tls(args)?;
     let listener = listen(args, keys.is_some(), tls.is_some())?;
     let address = listener.local_addr()?;
     let url = format!("{}://{address}/v1", if tls.is_some() { "https" } else { "http" });
     let name = args.name.clone().unwrap_or_else(|| served.name.clone());
-    let ranks = served.folders.len().max(1);
+    let ranks = served.folders.len().max(places.len()).max(1);
     let (handle, commands) = EngineHandle::new(ranks as u32);
-    let engine = if let Some(scripted) = &scripted {
+    let log = log.and_then(|folder| ServerLog::open(&folder, &name));
+    if let Some(log) = &log {
+        log.started(&url);
+    }
+    let mut options = nodes::options(args)?;
+    if let Some(log) = &log {
+        options.events = log.sink();
+    }
+    let check = Packages { folders: served.folders.clone(), remote: places.clone() };
+    // Scripts take next to none.
+    let memory = if scripted.is_none() { served.memory(args, &places) } else { Vec::new() };
+    let nodes_of_ranks = places.iter().map(|(node, _)| node.name().to_owned()).collect();
+    let engine = if let Some(scripted) = scripted {
         let script = scripted.parse(&served.model)?;
         Engine::Scripted(scripted::play(script, served.model_again()?, &handle, commands)?)
     } else {
-        let nodes = if remote.is_empty() {
+        let nodes = if places.is_empty() {
             nodes::local(&served.folders, args.threads, &args.engine, mlx_group)?
         } else {
-            nodes::remote(&remote, &served.manifests, mlx_group)?
+            nodes::remote(places, &served.rank_packages(args), mlx_group, args.take_over)?
         };
-        let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
         Engine::Ranks(Supervisor::start(nodes, handle.clone(), commands, options)?, names)
     };
     let names = [vec![name.clone()], args.alias.clone()].concat();
-    let info = info::of(&served.manifests);
+    let info = ModelInfo { nodes: nodes_of_ranks, ..info::of(&served.manifests) };
     let mut server = Server::new(served.model, handle.clone(), names, limits(args))
         .with_info(info)
+        .with_memory(memory)
         .with_origins(args.cors.clone())
+        .with_hosts(hosts(args))
         .with_nodes(engine.node_names());
+    if !check.folders.is_empty() {
+        server = server.with_check(Arc::new(check));
+    }
     // Without a home folder there is none.
     if let Ok(store) = store::store() {
         server = server.with_store(Arc::new(Models { store, nodes: ranks as u32 }));
@@ -95,13 +168,14 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     if args.log {
         server = server.with_log(Box::new(say));
     }
-    serve(args, listener, server, engine, &handle, || ready(args, &name, &url, ranks))
+    let ready = || ready(args, &name, &url, ranks);
+    serve(args, listener, server, engine, (&handle, stop), ready)
 }
 
 /// The set to serve: what was named, or what it was converted to, which nodes are sent too.
 fn set_of(args: &ServeArgs, remote: &[Endpoint]) -> Result<PathBuf, Failure> {
     let (set, is_stored) = store::set_of(&args.set, args.bits, remote.len().max(1))?;
-    if is_stored && !remote.is_empty() {
+    if is_stored && !remote.is_empty() && !args.stream {
         let mode = PushMode::Send(Activation::WhenAllPrepared);
         let report = push::push_set(&set, remote, mode, default_streams())?;
         if !report.is_done() {
@@ -117,10 +191,9 @@ fn serve(
     listener: TcpListener,
     server: Server,
     engine: Engine,
-    handle: &EngineHandle,
+    (handle, stop): (&EngineHandle, Stop),
     ready: impl FnOnce(),
 ) -> Outcome {
-    let stop = Stop::default();
     let stopped = shardpack_server::termination_or(stop.clone());
     let serving = thread::Builder::new()
         .name("http".to_owned())
@@ -146,6 +219,8 @@ struct Served {
     folders: Vec<PathBuf>,
     manifests: Vec<Manifest>,
     name: String,
+    /// The set, where all of it was opened: damaged packages of nodes are repaired from it.
+    set: Option<PathBuf>,
 }
 
 impl Served {
@@ -157,18 +232,40 @@ impl Served {
             .collect::<Result<Vec<_>, _>>()?;
         let model = open_text(&folders[0], &manifests[0])?;
         let name = name.unwrap_or_else(|| folder_name(path));
-        Ok(Self { model, folders, manifests, name })
+        Ok(Self { model, folders, manifests, name, set: Some(path.to_owned()) })
+    }
+
+    /// One package of a set, whatever rank it is of.
+    fn open_package(folder: &Path) -> Result<Self, Failure> {
+        let manifest = package::read_manifest(folder)?;
+        let model = open_text(folder, &manifest)?;
+        let name = manifest.name.clone().unwrap_or_else(|| folder_name(folder));
+        let (folders, manifests) = (vec![folder.to_owned()], vec![manifest]);
+        Ok(Self { model, folders, manifests, name, set: None })
     }
 
     fn of_bytes() -> anyhow::Result<Self> {
         let (folders, manifests) = (Vec::new(), Vec::new());
         let model = scripted::model_of_bytes()?;
-        Ok(Self { model, folders, manifests, name: "scripted".to_owned() })
+        Ok(Self { model, folders, manifests, name: "scripted".to_owned(), set: None })
+    }
+
+    /// Where the ranks of nodes have their packages.
+    fn rank_packages(&self, args: &ServeArgs) -> RankPackages<'_> {
+        if args.stream {
+            RankPackages::Streamed(&self.folders, &self.manifests)
+        } else {
+            RankPackages::Stored { set: self.set.as_deref() }
+        }
     }
 
     /// The ranks' collectives, after checking the arguments.
     fn mlx_group(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<MlxGroup>, Failure> {
         let mlx_group = MlxGroup::of(args, self.folders.len(), nodes)?;
+        if args.stream && mlx_group.is_some() {
+            let error = anyhow!("--stream is for the built-in collectives, not ring and jaccl");
+            return Err(Failure::from(error).hint("push the set, and serve it without --stream"));
+        }
         // Engines of nodes are installed on the nodes.
         if nodes.is_empty() {
             args.engine.check()?;
@@ -178,6 +275,26 @@ impl Served {
             draft::check_elsewhere(&args.engine)?;
         }
         Ok(mlx_group)
+    }
+
+    /// What its ranks take of each machine, as planned; nothing where that is not known, as of a front
+    /// that has one package of several.
+    fn memory(&self, args: &ServeArgs, places: &[(Endpoint, PackageKey)]) -> Vec<MemoryShare> {
+        let ranks = self.manifests.first().map_or(0, |first| first.layout.ranks as usize);
+        if ranks == 0 || ranks != self.manifests.len() {
+            return Vec::new();
+        }
+        let machines = if places.is_empty() {
+            Ok(vec![(THIS_MACHINE.to_owned(), KvChoice::of(&args.engine)); ranks])
+        } else {
+            let nodes: Vec<Endpoint> = places.iter().map(|(node, _)| node.clone()).collect();
+            // One that does not answer starts no rank either, which is then told.
+            placement::survey(&nodes).map(|states| {
+                let names = nodes.iter().map(|node| node.name().to_owned());
+                names.zip(states.iter().map(NodeState::kv)).collect()
+            })
+        };
+        machines.map_or_else(|_| Vec::new(), |machines| shares(&self.manifests, &machines))
     }
 
     /// Opens the tokenizer and template a second time.
@@ -241,6 +358,12 @@ fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
         .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))?;
     let model = model.with_style(manifest.chat.as_ref().map(|chat| chat.output));
     Ok(model.with_embedding(manifest.architecture.embedding.clone()))
+}
+
+/// Names under which the server may be asked: those that were given, and the machine's own.
+fn hosts(args: &ServeArgs) -> Vec<String> {
+    let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    [args.allow_host.clone(), vec![own]].concat()
 }
 
 /// Certificate and key, where they were given.
@@ -311,6 +434,7 @@ fn watch(
 ) -> Result<(), Failure> {
     let mut ready = Some(ready);
     let mut shown = None;
+    let mut links = ShownLinks::default();
     while !server_ended() {
         match engine.wait_until_ready() {
             Ok(()) => {
@@ -326,7 +450,11 @@ fn watch(
         if let Some(error) = engine.failure() {
             return Err(failed(error));
         }
-        show(&handle.status().state, &mut shown, ready.is_none());
+        let status = handle.status();
+        show(&status.state, &mut shown, ready.is_none());
+        if status.state == EngineState::Ready {
+            links.show(&status.links);
+        }
     }
     Ok(())
 }
@@ -342,7 +470,9 @@ fn failed(error: ServeError) -> Failure {
 /// Prints a change of state; `again` if it was ready before.
 fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
     match state {
-        EngineState::Starting(text) if shown.as_ref() != Some(text) => {
+        EngineState::Starting(text) | EngineState::Recovering(text)
+            if shown.as_ref() != Some(text) =>
+        {
             say(&format!("serve: {text}"));
             *shown = Some(text.clone());
         }

@@ -66,7 +66,8 @@ pub(super) fn set_of(
             Failure::from(anyhow!("{given}: no such set, model or file")).hint(HINT)
         })?
     };
-    let request = PullRequest { source, bits, nodes: nodes as u32, cancel: Cancel::default() };
+    let (nodes, cancel) = (nodes as u32, Cancel::default());
+    let request = PullRequest { source, bits, nodes, served_as: None, cancel };
     Ok((pull(&store, &request)?.folder, true))
 }
 
@@ -93,7 +94,8 @@ pub(super) fn packed(given: &Path) -> Result<PathBuf, Failure> {
         return Ok(stored.folder);
     }
     let Some(source) = source::of_hub(given) else { return Ok(given.to_owned()) };
-    let request = PullRequest { source, bits: None, nodes: 1, cancel: Cancel::default() };
+    let cancel = Cancel::default();
+    let request = PullRequest { source, bits: None, nodes: 1, served_as: None, cancel };
     if let Some(stored) = store.pulled(&request).map_err(failure)? {
         return Ok(stored.folder);
     }
@@ -121,7 +123,7 @@ pub(super) fn fetch_set(_: &str, _: Option<u32>) -> Result<Option<PathBuf>, Fail
 }
 
 /// Brings a model into the store, with progress.
-fn pull(store: &Store, request: &PullRequest) -> Result<Stored, Failure> {
+pub(super) fn pull(store: &Store, request: &PullRequest) -> Result<Stored, Failure> {
     let display = Arc::new(Display::default());
     let shown = Arc::clone(&display);
     let observe: PullObserver = Arc::new(move |event: &PullEvent| shown.show(event));
@@ -157,7 +159,8 @@ impl Display {
     }
 }
 
-fn failure(error: StoreError) -> Failure {
+/// What went wrong with the store, with a hint.
+pub(super) fn failure(error: StoreError) -> Failure {
     match error {
         StoreError::Convert(error) => convert::failure(error),
         error @ StoreError::NotStored { .. } => {

@@ -110,6 +110,14 @@ pub(crate) fn fetch_set(repository: &str, rank: Option<u32>) -> Result<Option<Pa
     Ok(folder)
 }
 
+/// The commit of a repository's revision.
+pub(crate) fn newest_commit(repository: &str, revision: &str) -> Result<String, Failure> {
+    let name = format!("{repository}@{revision}");
+    let name: ModelName = name.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let hub = Hub::new(options(), Arc::new(|_: &HubEvent| ()))?;
+    Ok(hub.commit(&name)?)
+}
+
 /// Uploads a package set; returns the commit.
 pub(crate) fn upload(
     repository: &str,

@@ -30,38 +30,38 @@ use crate::{
 const LONG: Duration = Duration::from_secs(30);
 
 /// A cluster's folder and room for its nodes.
-struct Scene {
+pub(crate) struct Scene {
     folder: TempDir,
     cluster: PathBuf,
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempdir().unwrap();
         let cluster = folder.path().join("cluster");
         succeed(&["cluster", "init", "--cluster", path(&cluster)]);
         Self { folder, cluster }
     }
 
-    fn store(&self, name: &str) -> PathBuf {
+    pub(crate) fn store(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A node that speaks TLS, joined or not.
-    fn start(&self, name: &str, options: &[&str]) -> Running {
+    pub(crate) fn start(&self, name: &str, options: &[&str]) -> Running {
         let store = self.store(name);
         let mut args = vec!["node", "--json", "--threads", "1", "--store", path(&store)];
         args.extend(options);
         Running::start(&args, None)
     }
 
-    fn cluster(&self, args: &[&str]) -> Value {
+    pub(crate) fn cluster(&self, args: &[&str]) -> Value {
         let all = [&["cluster"], args, &["--json", "--cluster", path(&self.cluster)]].concat();
         serde_json::from_str(&succeed(&all)).unwrap()
     }
 
     /// Says what the node printed, gives its token when asked, and calls it `name`.
-    fn add(&self, node: &Running, name: &str) {
+    pub(crate) fn add(&self, node: &Running, name: &str) {
         let line = node.json["join"]["command"].as_str().unwrap();
         let line: Vec<&str> = line.split(' ').collect();
         assert_eq!(line[..2], ["shardpack", "cluster"]);
@@ -72,7 +72,7 @@ impl Scene {
     }
 
     /// Two nodes that have joined as `a` and `b`.
-    fn pair(&self, options: &[&str]) -> [Running; 2] {
+    pub(crate) fn pair(&self, options: &[&str]) -> [Running; 2] {
         ["a", "b"].map(|name| {
             let node = self.start(name, options);
             self.add(&node, name);
@@ -81,11 +81,11 @@ impl Scene {
     }
 
     /// What is added to a command that is to use the cluster.
-    fn choice(&self) -> [&str; 2] {
+    pub(crate) fn choice(&self) -> [&str; 2] {
         ["--cluster", path(&self.cluster)]
     }
 
-    fn push(&self, set: &Path) {
+    pub(crate) fn push(&self, set: &Path) {
         succeed(
             &[&["push", path(set), "--to", "a,b", "--streams", "3"], &self.choice()[..]].concat(),
         );
@@ -108,7 +108,7 @@ fn set(scene: &Scene) -> PathBuf {
     convert("kjv-4m", &scene.store("set"), &["--nodes", "2"])
 }
 
-const TLS: [&str; 3] = ["--listen", "127.0.0.1:0", "--tls"];
+pub(crate) const TLS: [&str; 3] = ["--listen", "127.0.0.1:0", "--tls"];
 
 /// Join, push, ask, serve.
 fn check_whole_way(scene: &Scene, options: &[&str]) -> ([Running; 2], Running) {
@@ -221,29 +221,65 @@ fn a_non_loopback_address_serves_end_to_end() {
 #[test]
 #[cfg(target_os = "linux")]
 fn nodes_in_network_namespaces_recover_from_a_pulled_cable() {
+    let scene = Scene::new();
+    let Some(said) = in_namespaces(&scene, "netns.sh", &set(&scene), &[], 120) else { return };
+    assert!(said.contains("found on the network"), "{said}");
+    assert!(said.contains("silent as a member"), "{said}");
+    assert!(said.contains("answered over the network"), "{said}");
+    assert!(said.contains("rank 1 (node studio-2 (10.9.0.2:7420))"), "{said}");
+    assert!(said.contains("the answer went on"), "{said}");
+    assert!(said.contains("the answer went on"), "{said}");
+    assert!(said.contains("answered after the cable was back"), "{said}");
+}
+
+/// Ranks and nodes are lost in every way while eight streams are open. `SHARDPACK_FAULTS` is how often.
+#[test]
+#[cfg(target_os = "linux")]
+#[expect(clippy::print_stdout, reason = "the pauses are worth their lines")]
+fn streams_survive_whatever_happens_to_ranks_and_nodes() {
+    let scene = Scene::new();
+    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "3"]);
+    let rounds = std::env::var("SHARDPACK_FAULTS").unwrap_or_else(|_| "10".to_owned());
+    let seed = if rounds == "10" { "7".to_owned() } else { std::process::id().to_string() };
+    let seconds = 60 + 20 * rounds.parse::<u32>().expect("SHARDPACK_FAULTS is a number");
+    let Some(said) = in_namespaces(&scene, "faults.sh", &set, &[&rounds, &seed], seconds) else {
+        return;
+    };
+    println!("{said}");
+    let (_, summary) = said.rsplit_once("streams whole, the longest pause ").expect(&said);
+    let pause: u32 = summary.split(' ').next().unwrap().parse().unwrap();
+    // No hang. Other tests share the processors; what a pause is without them stands in the log.
+    assert!(pause < 20_000, "{said}");
+}
+
+/// Runs a script with network namespaces of its own over a set; what it said, if there are such here.
+#[cfg(target_os = "linux")]
+fn in_namespaces(
+    scene: &Scene,
+    script: &str,
+    set: &Path,
+    args: &[&str],
+    seconds: u32,
+) -> Option<String> {
     const NAMESPACES: [&str; 7] =
         ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let unshare = |command: &[&str]| {
         std::process::Command::new("unshare").args(NAMESPACES).args(command).output()
     };
-    let try_out = "ip link add near0 type veth peer name far0 && curl --version";
+    let try_out = "ip link add near0 type veth peer name far0 && curl --version && pgrep --version";
     if !unshare(&["sh", "-c", try_out]).is_ok_and(|output| output.status.success()) {
-        return skip("netns", "no network namespaces for users, or no ip or curl, on this machine");
+        skip("netns", "no network namespaces for users, or no ip, curl or pgrep, on this machine");
+        return None;
     }
-    let scene = Scene::new();
-    let (set, room) = (set(&scene), scene.store("net"));
+    let room = scene.store("net");
     fs::create_dir(&room).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/netns.sh");
-    let program = env!("CARGO_BIN_EXE_shardpack");
-    let output =
-        unshare(&["timeout", "120", path(&script), program, path(&set), path(&room)]).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
+    let (seconds, program) = (seconds.to_string(), env!("CARGO_BIN_EXE_shardpack"));
+    let command = ["timeout", &seconds, path(&script), program, path(set), path(&room)];
+    let output = unshare(&[&command[..], args].concat()).unwrap();
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
-    assert!(said.contains("found on the network"), "{said}");
-    assert!(said.contains("silent as a member"), "{said}");
-    assert!(said.contains("answered over the network"), "{said}");
-    assert!(said.contains("rank 1 (node studio-2 (10.9.0.2:7420))"), "{said}");
-    assert!(said.contains("answered after the cable was back"), "{said}");
+    Some(said)
 }
 
 #[test]

@@ -174,3 +174,36 @@ fn doctor_asks_every_node_of_a_set() {
     assert!(state == "failed" && detail.contains("could not connect"), "{detail}");
     drop(first);
 }
+
+#[test]
+fn the_cluster_s_doctor_asks_nodes_and_their_server() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let nodes = ["a", "b"].map(|store| Running::node(&folder.path().join(store), None));
+    let [a, b] = nodes.each_ref().map(Running::address);
+    let unheld = shardpack().args(["cluster", "doctor", &a, &b]).output().unwrap();
+    assert!(text(&unheld.stderr).contains("push a set to it first"), "{}", text(&unheld.stderr));
+    succeed(&["push", path(&set), "--to", &[a.as_str(), &b].join(",")]);
+    let server = Running::serve(&set, &["--nodes", &[a.as_str(), &b].join(",")]);
+    let asked = ["cluster", "doctor", &a, &b, "--server", &server.url(), "--json"];
+    let output = shardpack().args(asked).output().unwrap();
+    // Two nodes of one machine have no cable.
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+    assert_eq!(json["nodes"][1]["name"], b.as_str());
+    assert_eq!(json["nodes"][0]["facts"]["system"], "linux");
+    assert!(json["causes"][0]["problem"].as_str().unwrap().contains("no cable between"), "{json}");
+    let measured = &json["measured"][0];
+    assert_eq!(
+        (&measured["nodes"], &measured["link"]["transport"]),
+        (&serde_json::json!([0, 1]), &"tcp".into())
+    );
+    assert!(measured["link"]["latency_us"].as_f64().unwrap() > 0.0, "{measured}");
+    let shown = text(&shardpack().args(["cluster", "doctor", &a, &b]).output().unwrap().stdout);
+    assert!(shown.contains("no cable [1]") && shown.contains("[1] no cable"), "{shown}");
+    let wire = succeed(&["cluster", "wire", &a, &b]);
+    assert!(
+        wire.contains("Nothing has been changed") && wire.contains("no cable was found"),
+        "{wire}"
+    );
+}

@@ -5,21 +5,28 @@ mod adapters;
 mod api_requests;
 mod bad_input;
 mod cluster;
+mod cluster_view;
+mod controllers;
 mod convert;
 mod custom_rules;
 mod demo;
 mod doctor;
 mod export;
+mod fronts;
 mod fused_projections;
 mod guide;
 #[path = "../harness/program.rs"]
 mod harness;
 #[cfg(feature = "hub")]
 mod hub;
+mod idle;
 mod kill;
 mod launchd;
 mod memory_plan;
 mod mlx;
+#[cfg(feature = "hub")]
+mod model_command;
+mod models_on_nodes;
 #[path = "../package_set.rs"]
 mod package_set;
 mod pipeline_stages;
@@ -33,12 +40,15 @@ mod running;
 mod scripted_engine;
 mod serve;
 mod server_stats;
+mod several_models;
 mod signature;
 #[path = "../harness/skip.rs"]
 mod skip;
 mod source_formats;
 mod speculative_decoding;
 mod store;
+mod streaming;
 mod tool_calls;
+mod upgrade;
 mod verify;
 mod vision_language;

@@ -21,7 +21,7 @@ const LINEAR_LAYERS: u64 = 3;
 /// Writes a Llama of random weights, large enough that they and not the program decide: it has no
 /// tokenizer, for which 10 MB of the program's share are planned.
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "resident size is read on Linux"))]
-fn write_model(folder: &Path) {
+pub(crate) fn write_model(folder: &Path) {
     let [hidden, inner, vocab, layers] = [1024, 4096, 16_384, 8];
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,

@@ -67,9 +67,14 @@ fn mlx_collectives_that_cannot_work_are_refused() {
     let one = r#"[{"ips": ["10.0.0.1"], "rdma": [null]}]"#;
     refused(&hostfile(one), &["the host file has 1 hosts", "2 ranks"]);
     let open = r#"[{"ips": ["10.0.0.1"], "rdma": [null, null]}, {"ips": [], "rdma": ["a", null]}]"#;
-    refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives own"]);
+    refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives auto"]);
     refused(&hostfile("[]"), &["hosts.json", "not a host file", "0 hosts"]);
-    refused(&["--hostfile", path(&hosts)], &["--collectives ring or jaccl"]);
+    refused(&["--hostfile", path(&hosts)], &["--collectives ring, jaccl and jaccl-ring"]);
+    for engine in ["cpu", "mlx"] {
+        let collectives = if engine == "cpu" { "rdma" } else { "ring" };
+        let options = ["--engine", engine, "--collectives", collectives, "--require-encryption"];
+        refused(&options, &["not encrypted"]);
+    }
     refused(&["--engine", "mlx", "--platform", "avx2"], &["--platform"]);
     let node = ["node", "--store", path(folder.path()), "--engine", "mlx", "--collectives", "ring"];
     assert!(run_error(&node).contains("serve"), "a node cannot know all ranks");

@@ -20,10 +20,12 @@ use shardpack_manifests::{
     verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
 use shardpack_transfer::protocol::{
-    ChunkMap, Intent, Join, Message, Offer, PackageKey, SendError, Timeouts, Wire,
+    ChunkMap, ChunkPlace, Intent, Join, Message, Offer, PackageKey, PutOutcome, SendError,
+    Timeouts, Wire,
 };
 use shardpack_transfer::push::{
-    Activation, NodeError, NodeProgress, OpenSet, PushMode, PushOptions, PushReport, Target, push,
+    Activation, NodeError, NodeProgress, OpenSet, PushMode, PushOptions, PushReport, Retries,
+    SharedFiles, Target, push,
 };
 use shardpack_transfer::receive::{
     Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
@@ -34,7 +36,15 @@ use crate::{
     package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
 };
 
+mod activation;
+mod faults;
+mod pull;
+mod relay;
+mod repair;
+mod scrub;
+mod storage;
 mod streams;
+mod tap;
 
 /// Long enough for a loaded machine, short enough that a hang is seen.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -144,9 +154,28 @@ impl Scene {
     }
 }
 
+/// Options of a push that reports what breaks.
+fn push_options(
+    mode: PushMode,
+    timeouts: Timeouts,
+    window_chunks: usize,
+    streams: usize,
+) -> PushOptions {
+    let retries = Retries::NONE;
+    PushOptions {
+        mode,
+        timeouts,
+        window_chunks,
+        streams,
+        retries,
+        bytes_per_second: None,
+        shared_files: SharedFiles::Relayed,
+    }
+}
+
 fn push_set(set: &Path, addresses: &[SocketAddr], mode: PushMode) -> PushReport {
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let options = PushOptions { mode, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
+    let options = push_options(mode, TIMEOUTS, 2, 1);
     push(&OpenSet::open(set).unwrap(), &Target::in_rank_order(&addresses), &options, &|_| {})
         .unwrap()
 }
@@ -192,7 +221,8 @@ fn every_node_gets_its_own_package_as_a_copy_would_give_it() {
         }
         assert_eq!(fs::read_dir(node.root.join("staging")).unwrap().count(), 0);
         let traffic = report.nodes[rank].traffic;
-        assert_eq!(traffic.sent_bytes, scene.set.packages[rank].size_bytes);
+        let come = traffic.sent_bytes + traffic.relayed_bytes;
+        assert_eq!(come, scene.set.packages[rank].size_bytes);
     }
 }
 
@@ -263,7 +293,7 @@ fn part_of_a_set_is_pushed_by_rank_and_not_activated_by_itself() {
     let scene = Scene::new(&SetPlan::default());
     let node = scene.node(1);
     let targets = [Target { rank: 1, node: node.address.into() }];
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
+    let options = push_options(ALL, TIMEOUTS, 2, 1);
     let report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
     assert_eq!(progress(&report), [NodeProgress::Prepared]);
     assert_clean(&node.package(&scene.set, 1));
@@ -408,7 +438,13 @@ fn next_version_sends_only_what_changed_and_keeps_the_one_before() {
     let mut client = NodeClient::connect(node.address, TIMEOUTS).unwrap();
     let key_of = |set: &PackageSet| json!({"layout": set.ids.layout, "rank": 0});
     let active = client.list().unwrap()["active"]["tiny"].clone();
-    assert_eq!(active, json!({"current": key_of(&second.set), "previous": key_of(&first.set)}));
+    let expected = json!({
+        "current": key_of(&second.set),
+        "previous": key_of(&first.set),
+        "release": 2,
+        "previous_release": 1,
+    });
+    assert_eq!(active, expected);
     // Back again.
     assert_eq!(client.activate(key(&first.set, 0)).unwrap(), Some(key(&second.set, 0)));
     assert_clean(&node.package(&first.set, 0));
@@ -505,7 +541,7 @@ fn targets_must_fit_the_set() {
             .iter()
             .map(|(rank, address)| Target { rank: *rank, node: Endpoint::plain(*address) })
             .collect();
-        let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
+        let options = push_options(ALL, TIMEOUTS, 2, 1);
         let error = push(&scene.opened(), &targets, &options, &|_| {}).unwrap_err();
         assert_eq!(error.to_string(), expected);
     };
@@ -531,7 +567,7 @@ fn silent_node_is_given_up_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let targets = [Target { rank: 0, node: silent.local_addr().unwrap().into() }];
     let timeouts = Timeouts { idle: Duration::from_millis(50), ..TIMEOUTS };
-    let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
+    let options = push_options(ALL, timeouts, 2, 1);
     let report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
     let Some(NodeError::Wire(error)) = &report.nodes[0].error else {
         panic!("expected a timeout, found {:?}", report.nodes[0].error);
@@ -573,7 +609,7 @@ fn node_that_works_for_ever_is_given_up_and_named() {
         let node = thread::scope(|scope| {
             scope.spawn(|| busy_for_ever(&listener, held));
             let timeouts = Timeouts { progress: Duration::from_millis(300), ..TIMEOUTS };
-            let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
+            let options = push_options(ALL, timeouts, 2, 1);
             let targets = [Target { rank: 0, node }];
             let mut report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
             report.nodes.remove(0)
@@ -612,7 +648,7 @@ fn observer_hears_every_step_in_order() {
     let node = scene.node(0);
     let heard = Mutex::new(Vec::new());
     let targets = Target::in_rank_order(&[node.address.to_string()]);
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 1, streams: 1 };
+    let options = push_options(ALL, TIMEOUTS, 1, 1);
     push(&scene.opened(), &targets, &options, &|event| {
         let name = format!("{event:?}");
         heard.lock().unwrap().push(name.split(' ').next().unwrap().to_owned());
@@ -622,6 +658,15 @@ fn observer_hears_every_step_in_order() {
     let chunks = heard.iter().filter(|name| *name == "ChunkAcknowledged").count();
     assert_eq!(chunks, 8);
     heard.retain(|name| !name.starts_with("Chunk") && name != "Working");
-    let expected = ["Connected", "Offered", "Committing", "Prepared", "Activating", "Activated"];
+    let expected = [
+        "Connected",
+        "Offered",
+        "Committing",
+        "Prepared",
+        "PreparingRelease",
+        "ReleasePending",
+        "Activating",
+        "Activated",
+    ];
     assert_eq!(heard, expected);
 }

@@ -27,7 +27,8 @@ fn page(name: &str) -> String {
 fn shardpack() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardpack"));
     command.stdin(Stdio::null());
-    for name in ["SHARDPACK_CLUSTER", "SHARDPACK_ENGINES", "SHARDPACK_PAUSE_AT", "COLUMNS"] {
+    let set = ["SHARDPACK_CLUSTER", "SHARDPACK_ENGINES", "SHARDPACK_SERVER", "SHARDPACK_PAUSE_AT"];
+    for name in set.into_iter().chain(["COLUMNS"]) {
         command.env_remove(name);
     }
     command

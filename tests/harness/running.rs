@@ -122,6 +122,12 @@ impl Running {
         }
     }
 
+    /// Its process id.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Process ids of the children of this process.
     pub(crate) fn children(&self) -> Vec<u32> {
         let pid = self.child.id().to_string();

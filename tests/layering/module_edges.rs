@@ -58,7 +58,10 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["handshake"],
             &["channel"],
             &["endpoint", "message"],
-            &["guard", "home", "probe"],
+            &["signature"],
+            &["mandate"],
+            &["controller", "guard", "probe"],
+            &["front"],
         ],
     ),
     (
@@ -74,8 +77,17 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["export"],
         ],
     ),
-    ("transfer", &[&["protocol"], &["push", "receive"]]),
-    ("loader/engine-api", &[&["token"], &["constraint"], &["request"], &["handle"]]),
+    (
+        "transfer",
+        &[
+            &["error_chain", "limit", "protocol"],
+            &["release", "ticket"],
+            &["receive"],
+            &["push"],
+            &["pull", "repair"],
+        ],
+    ),
+    ("loader/engine-api", &[&["links", "token"], &["constraint"], &["request"], &["handle"]]),
     (
         "loader/engine",
         &[
@@ -109,7 +121,13 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "loader/collectives",
-        &[&["frame", "group", "sum"], &["link", "observed"], &["fate"], &["linked"], &["loopback"]],
+        &[
+            &["frame", "group", "sum"],
+            &["link", "observed"],
+            &["fate", "rdma"],
+            &["linked"],
+            &["loopback"],
+        ],
     ),
     (
         "loader/cluster",
@@ -118,6 +136,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["announce"],
             &["message", "process"],
             &["acceptor", "probe"],
+            &["links"],
             &["mesh"],
             &["rank"],
             &["supervisor"],
@@ -137,8 +156,19 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "loader/server",
         &[
-            &["error", "model_info", "model_store", "response_store", "scripted", "tls", "usage"],
-            &["keys", "metrics"],
+            &[
+                "error",
+                "limits",
+                "model_info",
+                "model_store",
+                "response_store",
+                "scripted",
+                "tls",
+                "usage",
+            ],
+            &["closing", "connections", "keys", "metrics", "model_host"],
+            &["admission", "served_model"],
+            &["registry"],
             &["generation"],
             &["batch", "dialect"],
             &["routes", "stream"],
@@ -161,7 +191,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         ".",
         &[
-            &["args", "kill_points", "progress", "sleep_inhibitor"],
+            &["args", "descriptors", "kill_points", "own_program", "progress", "sleep_inhibitor"],
             &["discovery", "failure"],
             &["cluster", "engines", "source"],
             &["commands"],

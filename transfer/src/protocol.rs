@@ -34,12 +34,17 @@
 //! Chunk Chunk Chunk …            →        as above
 //! ```
 //!
+//! The two sides use the highest version of the protocol that both speak ([`Versions`]).
+//!
 //! All streams are equal from then on: any may end, and its chunks are sent on another; any may
 //! say `Commit`, once every chunk on every stream was answered. A node that knows no `Join` is sent
 //! all on one.
 //!
-//! Not goals here: secrecy and identity (mutual TLS goes around the stream), speed limits,
-//! retries. Frames carry no epoch: a push belongs to no rank group, and a package is named by its
+//! In place of an offer, a controller may read single chunks of a stored package (`Fetch`) and replace
+//! damaged ones (`Put`).
+//!
+//! Not goals here: secrecy and identity (mutual TLS goes around the stream), speed limits and
+//! retries (the sender's). Frames carry no epoch: a push belongs to no rank group, and a package is named by its
 //! digest.
 
 mod failure;
@@ -51,12 +56,17 @@ mod receiver;
 mod sender;
 #[cfg(test)]
 mod tests;
+mod version;
 mod wire;
 
 pub use failure::{Failure, FailureCode};
 pub use frame::FrameError;
 pub use held::{ChunkMap, SharedMap};
-pub use message::{Intent, Join, MAX_JSON_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank};
+pub use message::{
+    ChunkPlace, Intent, Join, MAX_JSON_BYTES, Message, Offer, Operation, PackageKey, PutOutcome,
+    StartRank,
+};
 pub use receiver::{Incoming, Receiver, ReceiverAction};
 pub use sender::{Heard, Outgoing, SendError, Sender};
+pub use version::{Feature, Greeting, NoCommonVersion, SPOKEN, Versions};
 pub use wire::{Timeouts, Wire, WireError};

@@ -1,9 +1,10 @@
 //! Sends each node its own package, and makes all of them current at once.
 //!
-//! Two phases: every node takes its package and verifies all of it; then, and by default only if
-//! every rank of the set is prepared, every node makes it current. One failing node does not stop
-//! the others from preparing. Nothing is retried; what a node has stored is not sent again by the
-//! next push.
+//! Every node takes its package and verifies all of it; one failing node does not stop the others.
+//! Then, and by default only if every rank of the set is prepared, the release is activated on all
+//! nodes or on none: see [`rollback()`] for the way back. A connection that breaks is
+//! made again some times; what a node has stored is not sent again, then and by the next push, which also
+//! finishes an activation that was interrupted.
 //!
 //! Knows files, sockets and the transfer protocol; does not know what a tensor means.
 
@@ -11,8 +12,13 @@ mod activate;
 mod connect;
 mod error;
 mod event;
+mod finish;
 mod open;
+mod relay;
+mod retry;
+mod rollback;
 mod send;
+mod session;
 mod stream;
 mod watch;
 
@@ -20,13 +26,23 @@ use std::{num::NonZero, thread};
 
 use shardpack_identity::Endpoint;
 
-use crate::protocol::{PackageKey, Timeouts};
+use crate::{
+    limit::Limit,
+    protocol::{PackageKey, Timeouts},
+    receive::ReleaseOrder,
+};
 
 pub use error::{NodeError, PushError};
 pub use event::{PushEvent, PushObserver};
+pub use finish::{FinishedRelease, finish_activations};
 pub use open::OpenSet;
+pub use relay::SharedFiles;
+pub use retry::Retries;
+pub use rollback::{RollbackError, RollbackNode, RollbackOptions, RollbackReport, rollback};
 
 use open::Package;
+use relay::Relays;
+use retry::NodeJob;
 
 /// Chunks that are sent ahead of their answers: 64 MiB, more than any local network holds in
 /// flight, and little enough that a cut connection wastes less than a second of a fast one.
@@ -97,6 +113,27 @@ pub struct PushOptions {
     /// Most streams to one node, usually [`default_streams`]; fewer where there are few chunks, the
     /// network is slow or the node takes no more.
     pub streams: usize,
+    /// How it goes on after a connection broke.
+    pub retries: Retries,
+    /// Most bytes of chunks in a second, over all nodes.
+    pub bytes_per_second: Option<NonZero<u64>>,
+    /// How files come to nodes that several of them lack.
+    pub shared_files: SharedFiles,
+}
+
+/// The release that a push makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReleaseOptions {
+    /// Its number; one above those that the nodes know if none is given.
+    pub number: Option<u64>,
+    /// Whether it may be older than the current one.
+    pub order: ReleaseOrder,
+}
+
+impl Default for ReleaseOptions {
+    fn default() -> Self {
+        Self { number: None, order: ReleaseOrder::Newer }
+    }
 }
 
 /// What became of a push.
@@ -155,10 +192,14 @@ pub struct Traffic {
     pub missing_bytes: u64,
     /// Chunks that the node lacked.
     pub missing_chunks: u64,
-    /// Bytes of chunks sent.
+    /// Bytes of chunks that left this machine.
     pub sent_bytes: u64,
-    /// Chunks sent.
+    /// Chunks that left it.
     pub sent_chunks: u64,
+    /// Bytes of chunks that the node fetched from another node of the push.
+    pub relayed_bytes: u64,
+    /// Chunks that it fetched there.
+    pub relayed_chunks: u64,
     /// Streams on which they went.
     pub streams: usize,
     /// Free bytes of the node's disk.
@@ -167,12 +208,23 @@ pub struct Traffic {
     pub seconds: f64,
 }
 
-/// Pushes packages of a set. Fails as a whole only before the first byte is sent; what becomes of
-/// each node stands in the report.
+/// Pushes packages of a set as the next release. Fails as [`push_release`].
 pub fn push(
     set: &OpenSet,
     targets: &[Target],
     options: &PushOptions,
+    observer: PushObserver,
+) -> Result<PushReport, PushError> {
+    push_release(set, targets, options, &ReleaseOptions::default(), observer)
+}
+
+/// Pushes packages of a set as a release. Fails as a whole only before the first byte is sent; what becomes of
+/// each node stands in the report.
+pub fn push_release(
+    set: &OpenSet,
+    targets: &[Target],
+    options: &PushOptions,
+    release: &ReleaseOptions,
     observer: PushObserver,
 ) -> Result<PushReport, PushError> {
     let ranks = set.ranks();
@@ -182,12 +234,18 @@ pub fn push(
         .map(|target| open::open_package(set, target.rank))
         .collect::<Result<Vec<Package>, PushError>>()?;
     let mut report = PushReport { nodes: Vec::with_capacity(targets.len()) };
+    let limit = options.bytes_per_second.map(Limit::new);
+    let limit = limit.as_ref();
+    let relays = &Relays::new(targets, &packages, options.shared_files);
     thread::scope(|scope| {
         let running: Vec<_> = targets
             .iter()
             .zip(&packages)
-            .map(|(target, package)| {
-                scope.spawn(move || send::send(set, package, target, options, observer))
+            .enumerate()
+            .map(|(number, (target, package))| {
+                let job =
+                    NodeJob { set, package, target, number, options, limit, relays, observer };
+                scope.spawn(move || retry::send_with_retries(&job))
             })
             .collect();
         for thread in running {
@@ -198,14 +256,14 @@ pub fn push(
     });
     let prepared = |node: &NodeReport| node.progress == NodeProgress::Prepared;
     let every_rank = targets.len() == ranks as usize && report.nodes.iter().all(prepared);
-    match options.mode {
-        PushMode::Send(Activation::WhenAllPrepared) if every_rank => {
-            activate::activate(&mut report.nodes, options, observer);
-        }
-        PushMode::Send(Activation::WhatIsPrepared) => {
-            activate::activate(&mut report.nodes, options, observer);
-        }
-        _ => {}
+    let activates = match options.mode {
+        PushMode::Send(Activation::WhenAllPrepared) => every_rank,
+        PushMode::Send(Activation::WhatIsPrepared) => report.nodes.iter().any(prepared),
+        PushMode::Send(Activation::Never) | PushMode::DryRun => false,
+    };
+    if let Some(package) = packages.first().filter(|_| activates) {
+        let how = (release, options.timeouts);
+        activate::activate(set, package, &mut report.nodes, how, observer);
     }
     Ok(report)
 }

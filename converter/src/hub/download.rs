@@ -10,7 +10,8 @@ use std::{
 
 use super::{
     HubError, HubEvent, HubObserver, RepoFile,
-    checksum::{Checksum, Hasher},
+    checksum::Checksum,
+    follow::Follower,
     http::{Address, Client, Failed},
 };
 
@@ -71,7 +72,7 @@ struct Partial<'a> {
     checksum: &'a Checksum,
     observe: &'a HubObserver,
     handle: File,
-    hasher: Hasher,
+    follower: Follower,
     size: u64,
     /// Whether the server sends the whole file whatever is asked for.
     is_whole: bool,
@@ -95,7 +96,9 @@ impl<'a> Partial<'a> {
         }
         let size = hasher.read_from(&mut handle).map_err(error)?;
         observe(&HubEvent::Arrived(size));
-        Ok(Self { file, path, checksum, observe, handle, hasher, size, is_whole: false })
+        let follower = handle.try_clone().and_then(|copy| Follower::start(copy, hasher, size));
+        let follower = follower.map_err(error)?;
+        Ok(Self { file, path, checksum, observe, handle, follower, size, is_whole: false })
     }
 
     /// Requests the next piece and writes what arrives of it.
@@ -140,8 +143,8 @@ impl<'a> Partial<'a> {
 
     fn add(&mut self, bytes: &[u8]) -> Result<(), Failed> {
         self.handle.write_all(bytes).map_err(|source| self.failed(source))?;
-        self.hasher.update(bytes);
         self.size += bytes.len() as u64;
+        self.follower.tell(self.size);
         (self.observe)(&HubEvent::Arrived(bytes.len() as u64));
         Ok(())
     }
@@ -151,19 +154,21 @@ impl<'a> Partial<'a> {
     }
 
     fn restart(&mut self) -> Result<(), Failed> {
+        let hasher = self.checksum.hasher(self.file.size);
+        // The follower of what is given up ends by itself.
+        let follower = self.handle.try_clone().and_then(|copy| Follower::start(copy, hasher, 0));
+        self.follower = follower.map_err(|source| self.failed(source))?;
         let emptied = self.handle.set_len(0).and_then(|()| self.handle.seek(SeekFrom::Start(0)));
         emptied.map_err(|source| self.failed(source))?;
         (self.observe)(&HubEvent::Lost(self.size));
-        self.hasher = self.checksum.hasher(self.file.size);
         self.size = 0;
         Ok(())
     }
 
     /// Makes the file durable; returns the checksum of what it holds.
     fn finish(self) -> Result<Checksum, HubError> {
-        let synced = self.handle.sync_all();
-        synced.map_err(|source| HubError::Write { path: self.path.to_owned(), source })?;
-        Ok(self.hasher.finish())
+        let found = self.follower.finish(self.size);
+        found.map_err(|source| HubError::Write { path: self.path.to_owned(), source })
     }
 }
 

@@ -197,8 +197,8 @@ impl RemoteFile {
         let count = lock(&self.pieces).len();
         while order.next < count {
             let next = order.next;
-            self.hold(next)?;
-            self.hash(&mut order, next)?;
+            let bytes = self.hold(next)?;
+            self.hash(&mut order, next, bytes)?;
         }
         if let Some(hasher) = order.hasher.take() {
             let found = hasher.finish();
@@ -244,8 +244,8 @@ impl RemoteFile {
         buffer: &mut [u8],
         offset: u64,
     ) -> io::Result<()> {
-        if self.hold(index)? {
-            self.hash_held()?;
+        if let Some(bytes) = self.hold(index)? {
+            self.hash_held(index, bytes)?;
         }
         let file = match File::open(self.path_of(spool, index)) {
             // Nobody had said that it is needed, so it went when it was hashed.
@@ -258,13 +258,13 @@ impl RemoteFile {
         file.read_exact_at(buffer, offset)
     }
 
-    /// Downloads a piece unless it is held; true if it was downloaded now.
-    fn hold(&self, index: usize) -> io::Result<bool> {
+    /// Downloads a piece unless it is held; its bytes if it was downloaded now.
+    fn hold(&self, index: usize) -> io::Result<Option<Vec<u8>>> {
         let mut pieces = lock(&self.pieces);
         loop {
             let piece = &mut pieces[index];
             if piece.is_held {
-                return Ok(false);
+                return Ok(None);
             }
             if !piece.is_downloading {
                 piece.is_downloading = true;
@@ -280,11 +280,11 @@ impl RemoteFile {
         pieces[index].is_downloading = false;
         pieces[index].is_held = result.is_ok();
         self.arrived.notify_all();
-        result.map(|()| true)
+        result.map(Some)
     }
 
     /// Downloads a piece into its file. A second download must give the same bytes.
-    fn fetch(&self, index: usize, is_again: bool) -> io::Result<()> {
+    fn fetch(&self, index: usize, is_again: bool) -> io::Result<Vec<u8>> {
         let spool = self.spool.as_deref().ok_or(io::ErrorKind::NotFound)?;
         let bytes = self.range(self.range_of(index))?;
         if is_again {
@@ -298,7 +298,8 @@ impl RemoteFile {
             }
         }
         fs::create_dir_all(spool)?;
-        fs::write(self.path_of(spool, index), bytes)
+        fs::write(self.path_of(spool, index), &bytes)?;
+        Ok(bytes)
     }
 
     fn chunks_of(&self, index: usize, bytes: &[u8]) -> Vec<Digest> {
@@ -307,25 +308,32 @@ impl RemoteFile {
         chunks.map(|(bytes, chunk)| chunk_value(bytes, self.file.size, chunk)).collect()
     }
 
-    /// Hashes the held pieces that are next in order, unless another thread does.
-    fn hash_held(&self) -> io::Result<()> {
+    /// Hashes the held pieces that are next in order, unless another thread does. One of them has
+    /// just come.
+    fn hash_held(&self, index: usize, bytes: Vec<u8>) -> io::Result<()> {
         if !self.is_expected.load(Ordering::Acquire) {
             return Ok(());
         }
+        let mut come = Some(bytes);
         while let Ok(mut order) = self.order.try_lock() {
             let next = order.next;
             if !lock(&self.pieces).get(next).is_some_and(|piece| piece.is_held) {
                 return Ok(());
             }
-            self.hash(&mut order, next)?;
+            let bytes = come.take_if(|_| next == index);
+            self.hash(&mut order, next, bytes)?;
         }
         Ok(())
     }
 
-    /// Puts the next piece, which is here, into the checksum.
-    fn hash(&self, order: &mut Order, index: usize) -> io::Result<()> {
-        let spool = self.spool.as_deref().ok_or(io::ErrorKind::NotFound)?;
-        let bytes = fs::read(self.path_of(spool, index))?;
+    /// Puts the next piece, which is here, into the checksum: from memory if it has just come.
+    fn hash(&self, order: &mut Order, index: usize, bytes: Option<Vec<u8>>) -> io::Result<()> {
+        let bytes = if let Some(bytes) = bytes {
+            bytes
+        } else {
+            let spool = self.spool.as_deref().ok_or(io::ErrorKind::NotFound)?;
+            fs::read(self.path_of(spool, index))?
+        };
         let range = self.range_of(index);
         let start = lock(&self.start);
         let known = start.get(range.start as usize..).unwrap_or_default();

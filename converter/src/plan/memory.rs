@@ -117,6 +117,23 @@ pub(super) fn of_ranks(
     weights.iter().enumerate().map(rank).collect()
 }
 
+/// Memory of every rank of a package set that is served, in rank order, from the bytes of each
+/// rank's weights. `kv_bytes` is what each may take for keys and values; where nobody says, the
+/// engine takes as much as [`Plan`](super::Plan) counts.
+#[must_use]
+pub fn served_memory(
+    spec: &Spec,
+    layout: &Layout,
+    weights: &[u64],
+    (kv, kv_bytes): (KvType, Option<u64>),
+) -> Vec<RankMemory> {
+    let mut ranks = of_ranks(spec, layout, weights, &Nodes::Equal(layout.ranks), (None, kv));
+    for rank in &mut ranks {
+        rank.cache_bytes = kv_bytes.unwrap_or(rank.cache_bytes);
+    }
+    ranks
+}
+
 /// For each layer what the ranks of a stage hold of its keys and values, if all stages are sharded
 /// alike.
 pub(super) fn layer_caches(

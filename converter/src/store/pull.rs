@@ -45,6 +45,8 @@ pub struct PullRequest {
     pub bits: Option<u32>,
     /// The nodes to shard for.
     pub nodes: u32,
+    /// Name to serve it under; its source's own when absent. A package set of the hub has its own.
+    pub served_as: Option<String>,
     /// Ends the pull; the next one goes on from there.
     pub cancel: Cancel,
 }
@@ -92,6 +94,9 @@ impl PullRequest {
 
     /// Name to serve the model under.
     fn served_name(&self) -> String {
+        if let Some(name) = &self.served_as {
+            return name.clone();
+        }
         match &self.source {
             PullSource::Local(path) => name::of_file(path),
             #[cfg(feature = "hub")]
@@ -102,7 +107,7 @@ impl PullRequest {
     }
 
     /// Its name in the store once it is converted.
-    fn name(&self) -> Result<String, StoreError> {
+    pub(super) fn name(&self) -> Result<String, StoreError> {
         Ok(name::converted(&self.origin()?, self.bits.unwrap_or(BITS), self.nodes))
     }
 }

@@ -15,7 +15,7 @@ fn model() -> PathBuf {
 
 fn request(path: &Path, nodes: u32) -> PullRequest {
     let source = PullSource::Local(path.to_owned());
-    PullRequest { source, bits: Some(8), nodes, cancel: Cancel::default() }
+    PullRequest { source, bits: Some(8), nodes, served_as: None, cancel: Cancel::default() }
 }
 
 fn quiet() -> PullObserver {
@@ -109,4 +109,30 @@ fn a_model_that_has_changed_is_converted_again() {
     config.set_modified(later).unwrap();
     assert_ne!(store.pull(&request(&copy, 1), &quiet()).unwrap().name, first.name);
     assert_eq!(store.list().unwrap().len(), 2);
+}
+
+#[test]
+fn a_newer_set_takes_the_name_of_an_older_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(folder.path().join("models"));
+    let [old, new, newer] = [1, 2, 4].map(|nodes| {
+        let request = request(&model(), nodes);
+        (store.pull(&request, &quiet()).unwrap(), request)
+    });
+    // The requests stand for those of two revisions: the old set is called otherwise from now on.
+    let aside = PullRequest { bits: Some(6), ..old.1.clone() };
+    let kept = store.supersede(&old.0, &new.0, &aside).unwrap().unwrap();
+    assert!(kept.ends_with("-6bit"), "{kept}");
+    let ranks = |name: &str| store.find(name).unwrap().unwrap().set.packages.len();
+    assert_eq!([ranks(&old.0.name), ranks(&kept), ranks(&new.0.name)], [2, 1, 2]);
+    // Once more: the name is a link now.
+    let called = store.find(&old.0.name).unwrap().unwrap();
+    store.supersede(&called, &newer.0, &new.1).unwrap().unwrap();
+    assert_eq!([ranks(&old.0.name), ranks(&kept), ranks(&new.0.name)], [4, 1, 2]);
+    // The name goes, and the set stays.
+    assert_eq!(store.remove(&old.0.name).unwrap(), 0);
+    assert_eq!(ranks(&newer.0.name), 4);
+    // A set that has the other name stays as it is.
+    assert!(store.supersede(&newer.0, &new.0, &aside).unwrap().is_none());
+    assert_eq!([ranks(&newer.0.name), ranks(&kept)], [4, 1]);
 }

@@ -16,7 +16,7 @@ use std::{
 use super::{DAY, LONG, causes, listener, refusal};
 use crate::{
     Authority, Channel, ConnectError, ConnectionOutcome, Endpoint, EnrollmentState, Guard,
-    HandshakeDeadline, Home, HomeError, JoinToken, Role, Service, Validity,
+    HandshakeDeadline, Home, HomeError, JoinToken, Member, PeerKey, Role, Service, Validity,
     certificate::{now, parse_key},
     credentials_of_node,
     message::{self, Bytes, Grant, Reply, Request},
@@ -367,6 +367,36 @@ fn a_certificate_that_has_ended_is_renewed_all_the_same() {
     assert!(error.contains("no longer valid since") && error.contains("cluster renew"), "{error}");
     home.renew("n").unwrap();
     connect(&home).unwrap();
+}
+
+#[test]
+fn certificates_of_a_clock_that_was_ahead_are_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().join("cluster");
+    let home = Home::init(&here).unwrap();
+    // As a controller leaves them whose clock is two years ahead.
+    let authority = parse_key(&fs::read(here.join("authority.key")).unwrap()).unwrap();
+    let own = parse_key(&fs::read(here.join("controller.key")).unwrap()).unwrap();
+    let ahead = now() + 2 * 365 * DAY;
+    let validity = Validity { from: ahead - DAY, until: ahead + 730 * DAY };
+    let authority = Authority::new(home.cluster().to_owned(), authority);
+    let key = PeerKey::of_pair(&own);
+    let early = authority.sign(Role::Controller, "controller", key, validity).unwrap();
+    let path = here.join("cluster.json");
+    let mut document: serde_json::Value =
+        serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    document["controller"] = serde_json::to_value(Bytes(early.to_vec())).unwrap();
+    document["expires"] = validity.until.into();
+    fs::write(&path, document.to_string()).unwrap();
+
+    let mut home = Home::open(&here).unwrap();
+    let (address, token) = open_guard(&folder.path().join("node"), LONG);
+    let member = home.add(&address, &token, Some("n")).unwrap();
+    assert!(!member.wants_renewal());
+    let endpoint = home.endpoint(&member);
+    endpoint.connect(Service::Transfer, LONG).map(drop).map_err(|error| causes(&error)).unwrap();
+    let early = Member { expires: validity.until, ..member };
+    assert!(early.wants_renewal());
 }
 
 #[test]

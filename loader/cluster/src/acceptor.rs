@@ -95,7 +95,8 @@ fn accept_all<F>(
 ) where
     F: Fn(Hello, Channel) + Send + Sync + 'static,
 {
-    let pending = ConnectionSlots::new(PENDING_CONNECTIONS, PENDING_CONNECTIONS_PER_ADDRESS);
+    let pending =
+        ConnectionSlots::within_descriptors(PENDING_CONNECTIONS, PENDING_CONNECTIONS_PER_ADDRESS);
     loop {
         let accepted = listener.accept();
         if stop.load(Ordering::SeqCst) {
@@ -129,17 +130,18 @@ impl Admission {
             Some(credentials) => {
                 let limit =
                     HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| slot.is_lost() };
-                let roles = [Role::Controller, Role::Node];
+                let roles = [Role::Controller, Role::Node, Role::Front];
                 Channel::answer(stream, credentials, &[Service::Rank], &roles, limit).ok()?
             }
         };
         let hello: Hello = wire::read(&mut Until(&channel, deadline), MAX_HELLO_BYTES).ok()?;
-        // A front is a controller's, a rank a node's.
-        let role = match hello {
-            Hello::Control { .. } => Role::Controller,
-            Hello::Peer { .. } => Role::Node,
+        // A front is a controller's or runs on a node for one, a rank is a node's.
+        let roles = match hello {
+            Hello::Control { .. } | Hello::Weights { .. } => &[Role::Controller, Role::Front][..],
+            Hello::Peer { .. } => &[Role::Node],
         };
-        if channel.peer().is_some_and(|peer| peer.role != Some(role)) {
+        let has_role = |role: Option<Role>| role.is_some_and(|role| roles.contains(&role));
+        if channel.peer().is_some_and(|peer| !has_role(peer.role)) {
             refuse(&channel, &hello, "its certificate does not have the required role");
             return None;
         }
@@ -156,7 +158,7 @@ impl Admission {
 pub(super) fn refuse(mut stream: &Channel, hello: &Hello, reason: &str) {
     let reason = reason.to_owned();
     let reply = match hello {
-        Hello::Control { .. } => wire::encode(&FromRank::Refused(reason)),
+        Hello::Control { .. } | Hello::Weights { .. } => wire::encode(&FromRank::Refused(reason)),
         Hello::Peer { .. } => wire::encode(&PeerReply::Refused(reason)),
     };
     // One that does not listen is not wanted either; a sentence fits any socket's buffer.

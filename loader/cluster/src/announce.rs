@@ -1,6 +1,7 @@
 //! The line by which a rank process announces its address:
 //! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`, and of a rank that
-//! uses TLS its node's `"key"`.
+//! uses TLS its node's `"key"`. Later lines `{"rank_front":true}` and `{"rank_front":false}` say whether
+//! it has a front.
 
 use std::net::SocketAddr;
 
@@ -22,6 +23,27 @@ pub struct Announcement {
     /// The key that it shows inside TLS; none without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PeerKey>,
+}
+
+/// Whether a rank has a front, as a line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontPresence {
+    /// Whether it has one.
+    pub rank_front: bool,
+}
+
+impl FrontPresence {
+    /// The line for standard output, without its end.
+    #[must_use]
+    pub fn line(self) -> String {
+        serde_json::to_string(&self).expect("a flag is always JSON")
+    }
+
+    /// Parses a line; `None` of any other.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
 }
 
 /// A line that is no announcement.
@@ -56,6 +78,18 @@ impl Announcement {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn presence_of_a_front_is_the_documented_line() {
+        for (rank_front, line) in
+            [(true, r#"{"rank_front":true}"#), (false, r#"{"rank_front":false}"#)]
+        {
+            let presence = FrontPresence { rank_front };
+            assert_eq!(presence.line(), line);
+            assert_eq!(FrontPresence::parse(line), Some(presence));
+        }
+        assert_eq!(FrontPresence::parse("running 1 test"), None);
+    }
 
     #[test]
     fn announcement_is_the_documented_line() {

@@ -15,7 +15,7 @@ pub struct Identity {
     pub rank: u32,
     /// Ranks of the set.
     pub ranks: u32,
-    /// Version of the program; engines of different versions may differ in bits.
+    /// Version and build of the program; engines of different ones may differ in bits.
     pub engine_version: String,
     /// Version of the messages between front and ranks.
     pub protocol: u32,
@@ -25,7 +25,7 @@ pub struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// A node differs from most others in something that all must share.
-    #[error("{node} has {what} {found}, the others have {expected}")]
+    #[error("{node} has {what} {found}, the others have {expected}{}", remedy(what))]
     Odd {
         /// The node that differs.
         node: String,
@@ -80,6 +80,16 @@ pub enum IdentityError {
         /// Ranks of the set.
         ranks: u32,
     },
+}
+
+/// What to do about a difference, if that is always the same.
+fn remedy(what: &str) -> &'static str {
+    match what {
+        "engine version" | "protocol version" => {
+            ": ranks of a group run one build; `shardpack cluster upgrade` brings this machine's to all nodes"
+        }
+        _ => "",
+    }
 }
 
 /// Digits of an id that are shown: enough to tell any two apart by eye.
@@ -216,8 +226,13 @@ mod tests {
         );
         odd(
             |it| it.engine_version = "0.2.0".to_owned(),
-            "b has engine version 0.2.0, the others have 0.1.0",
+            "b has engine version 0.2.0, the others have 0.1.0: ranks of a group run one build; \
+             `shardpack cluster upgrade` brings this machine's to all nodes",
         );
-        odd(|it| it.protocol = 2, "b has protocol version 2, the others have 1");
+        odd(
+            |it| it.protocol = 2,
+            "b has protocol version 2, the others have 1: ranks of a group run one build; \
+             `shardpack cluster upgrade` brings this machine's to all nodes",
+        );
     }
 }

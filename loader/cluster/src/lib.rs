@@ -4,9 +4,9 @@
 //! A rank announces its address and a one-time token on its standard output (`announce`). The
 //! front connects to each ([`Supervisor`]), receives their identities and checks that they form one
 //! group ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
-//! to each other (`mesh`). Then rank 0 takes requests and returns events. The protocol is in
-//! `message`. A rank ends when its front does; a front outlives its ranks: a lost rank is started
-//! again, and all form the group of the next epoch.
+//! to each other (`mesh`), by RDMA where they can (`links`). Then rank 0 takes requests and returns events. The protocol is in
+//! `message`. A rank ends when its front does, or keeps its weights a while for the next one; a front
+//! outlives its ranks: a lost rank is started again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
 #![forbid(unsafe_code)]
@@ -14,6 +14,7 @@
 mod acceptor;
 mod announce;
 mod identity;
+mod links;
 mod mesh;
 mod message;
 mod probe;
@@ -24,15 +25,16 @@ mod token;
 mod vitals;
 mod wire;
 
-pub use announce::{Announcement, AnnouncementError};
+pub use announce::{Announcement, AnnouncementError, FrontPresence};
 pub use identity::{Identity, IdentityError};
-pub use message::{PROTOCOL, Progress};
+pub use message::{LinkChoice, PROTOCOL, Progress};
 #[doc(hidden)]
 pub use probe::probe_messages;
-pub use process::{LogSink, RankProcess, SpawnError};
+pub use process::{FrontState, FrontWatch, LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
 pub use supervisor::{
-    Node, RecoveryOptions, Restart, Restarted, ServeError, Supervisor, SupervisorOptions, Survivors,
+    GroupEvent, GroupEventSink, Node, RecoveryOptions, Repair, Restart, RestartError, Restarted,
+    ServeError, Supervisor, SupervisorOptions, Survivors, WEIGHT_STREAMS, WeightsSource,
 };
 pub use token::Token;
 pub use wire::WireError;

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
+use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, rdma::Pair};
 use shardpack_identity::{
     Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, PeerKey, Role, Service,
     is_local,
@@ -24,7 +24,8 @@ use super::{
     acceptor::refuse,
     announce::Announcement,
     identity::Identity,
-    message::{Hello, PeerReply, StreamKind},
+    links::{LinkFailure, LinkMaker},
+    message::{GroupPlan, Hello, PeerReply, StreamKind},
     wire::{self, MAX_HELLO_BYTES, WireError},
 };
 
@@ -63,6 +64,8 @@ pub(super) enum FormError {
     Mismatch { rank: u32, found: String },
     #[error("rank {rank} did not connect in time{refused}")]
     Missing { rank: u32, refused: Refused },
+    #[error(transparent)]
+    Link(#[from] LinkFailure),
     #[error("a connection cannot be used")]
     Socket(#[from] io::Error),
     #[error("the connected ranks did not answer each other")]
@@ -94,6 +97,7 @@ impl FormError {
             | Self::Refused { rank, .. }
             | Self::Mismatch { rank, .. }
             | Self::Missing { rank, .. } => Some(*rank),
+            Self::Link(failure) => Some(failure.rank()),
             Self::Group(error) => blame(error.clone()).0,
             Self::Ranks { .. } | Self::Socket(_) | Self::Superseded => None,
         }
@@ -142,6 +146,9 @@ pub(super) fn blame(error: GroupError) -> (Option<u32>, String) {
             (Some(rank), format!("it did not answer within {} ms", waited.as_millis()))
         }
         GroupError::Lost { rank, reason } => (Some(rank), reason),
+        GroupError::Link { rank, reason } => {
+            (Some(rank), format!("the link to it failed: {reason}"))
+        }
         GroupError::OutOfStep { rank, expected, found } => {
             (Some(rank), format!("it is out of step: expected {expected}, found {found}"))
         }
@@ -209,16 +216,17 @@ pub(super) struct LocalRank<'a> {
     pub(super) credentials: Option<&'a Credentials>,
 }
 
-/// Forms the group of `epoch` with `peers` in rank order; [`rendezvous`] completes it. Stops as soon
-/// as it is `superseded`.
+/// Forms the group that is planned; [`rendezvous`] completes it. Stops as soon as it is
+/// `superseded`.
 pub(super) fn form(
     LocalRank { identity: me, credentials }: LocalRank<'_>,
-    epoch: u64,
-    peers: &[Announcement],
+    plan: &GroupPlan,
     mailbox: &mut Mailbox,
+    maker: &mut LinkMaker,
     superseded: &dyn Fn() -> bool,
 ) -> Result<LinkedGroup, FormError> {
     let limit = FormDeadline { deadline: Deadline::after(FORM_TIMEOUT), superseded };
+    let (epoch, peers) = (plan.epoch, plan.peers.as_slice());
     if peers.len() != me.ranks as usize || me.ranks > MAX_RANKS {
         return Err(FormError::Ranks { expected: me.ranks, found: peers.len() });
     }
@@ -232,20 +240,25 @@ pub(super) fn form(
         }
     }
     accept(me, epoch, peers, &mut streams, mailbox, limit)?;
+    maker.begin();
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
-    for ways in streams {
+    for (peer, ways) in (0..).zip(streams) {
         let [Some(data), Some(farewell)] = ways else {
             links.push(None);
             continue;
         };
-        links.push(Some(Box::new(TcpLink::new(data, farewell)?)));
+        let pair = Pair { rank: me.rank, peer, epoch };
+        let link = maker.link(pair, plan, (data, farewell), limit.deadline);
+        links.push(Some(link.map_err(|error| limit.or_superseded(error.into()))?));
     }
     Ok(LinkedGroup::new(me.rank, epoch, links)?)
 }
 
-/// Waits until every rank has its end of the group.
+/// Waits until every rank has its end of the group, and measures its links.
 pub(super) fn rendezvous(group: &LinkedGroup) -> Result<(), FormError> {
-    Ok(group.barrier(Deadline::after(FORM_TIMEOUT))?)
+    let deadline = Deadline::after(FORM_TIMEOUT);
+    group.barrier(deadline)?;
+    Ok(group.measure(deadline)?)
 }
 
 /// Retries where the other side closed the connection: it does so to free a slot when unknown
@@ -331,7 +344,7 @@ fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), String> {
     let Identity { model_id, layout_id, rank: number, ranks, engine_version, protocol } = found;
     Err(format!(
         "rank {number} of {ranks}, model {model_id:.12}, layout {layout_id:.12}, engine version \
-         {engine_version:.12}, protocol version {protocol}"
+         {engine_version}, protocol version {protocol}"
     ))
 }
 
@@ -429,7 +442,7 @@ impl PeerConnection {
     fn epoch(&self) -> u64 {
         match self.hello {
             Hello::Peer { epoch, .. } => epoch,
-            Hello::Control { .. } => 0,
+            Hello::Control { .. } | Hello::Weights { .. } => 0,
         }
     }
 }

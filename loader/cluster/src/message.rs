@@ -2,18 +2,29 @@
 //!
 //! Every connection to a rank begins with a [`Hello`]. On a control connection the rank
 //! answers with [`FromRank::Identity`], and both sides then send messages at any
-//! time. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
+//! time. On a peer connection it answers with a [`PeerReply`]; frames of the group follow. On a connection for weights it asks for
+//! chunks, as `shardpack_engine`'s loading defines, where it has no package of its own.
 //!
 //! [`FromRank::Formed`] is a fence: what rank 0 sends after it belongs to its epoch, and requests
 //! submitted before it are forgotten.
 
 use serde::{Deserialize, Serialize};
-use shardpack_engine_api::{Event, GenerateRequest, RankVitals, RequestId};
+use shardpack_engine_api::{Event, GenerateRequest, LinkReport, RankVitals, RequestId};
 
 use super::{announce::Announcement, identity::Identity, token::Token};
 
-/// Version of the messages. Front and ranks must have the same one.
-pub const PROTOCOL: u32 = 5;
+/// The highest version of the messages that this program speaks. Front and rank use the highest that
+/// both speak; ranks of one group are of one build, and so have the same.
+pub const PROTOCOL: u32 = 7;
+
+/// The lowest.
+pub(super) const LOWEST_PROTOCOL: u32 = 7;
+
+/// The version that front and rank use: each speaks all from its lowest to its highest.
+pub(super) fn common_protocol(front: [u32; 2], rank: [u32; 2]) -> Option<u32> {
+    let highest = front[1].min(rank[1]);
+    (highest >= front[0].max(rank[0])).then_some(highest)
+}
 
 /// The first message of a connection to a rank.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,8 +34,16 @@ pub(super) enum Hello {
     Control {
         /// The rank's token.
         token: Token,
-        /// The front's [`PROTOCOL`].
+        /// The lowest version that the front speaks; a rank that knows no ranges compares this alone.
         protocol: u32,
+        /// The highest; absent where it is the lowest too.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        highest: Option<u32>,
+    },
+    /// By the front, which gives the package on it: the rank asks for what it needs.
+    Weights {
+        /// The rank's token.
+        token: Token,
     },
     /// By a rank of a higher number.
     Peer {
@@ -40,9 +59,17 @@ pub(super) enum Hello {
 }
 
 impl Hello {
+    /// A front's, in all versions that this program speaks.
+    pub(super) fn control(token: Token) -> Self {
+        let highest = (PROTOCOL > LOWEST_PROTOCOL).then_some(PROTOCOL);
+        Self::Control { token, protocol: LOWEST_PROTOCOL, highest }
+    }
+
     pub(super) fn token(&self) -> &Token {
         match self {
-            Self::Control { token, .. } | Self::Peer { token, .. } => token,
+            Self::Control { token, .. } | Self::Weights { token } | Self::Peer { token, .. } => {
+                token
+            }
         }
     }
 }
@@ -67,17 +94,36 @@ pub(super) enum PeerReply {
     Refused(String),
 }
 
+/// What may carry the links of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkChoice {
+    /// RDMA between machines that have it, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// RDMA; a pair without it is an error.
+    Rdma,
+}
+
+/// A group that is to be formed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct GroupPlan {
+    /// Higher than any before.
+    pub(super) epoch: u64,
+    /// Where all ranks are, the receiver included, in rank order.
+    pub(super) peers: Vec<Announcement>,
+    /// What may carry their links; the same for all.
+    pub(super) links: LinkChoice,
+}
+
 /// The front to a rank.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToRank {
     /// Leave the present group, if any, and form this one.
-    Form {
-        /// Higher than any before.
-        epoch: u64,
-        /// Where all ranks are, this one included, in rank order.
-        peers: Vec<Announcement>,
-    },
+    Form(GroupPlan),
     /// To rank 0: begin a request.
     Submit {
         /// Its name.
@@ -87,6 +133,8 @@ pub(super) enum ToRank {
     },
     /// To rank 0: end a request.
     Cancel(RequestId),
+    /// Nothing new, but the front lives; sent every second.
+    Alive,
     /// End the process.
     Shutdown,
 }
@@ -106,11 +154,17 @@ pub(super) enum FromRank {
     /// How far loading has come.
     Progress(Progress),
     /// Loading is done; the rank waits to form a group.
-    Loaded,
+    Loaded {
+        /// The latest epoch that an earlier front of the rank has used; groups of this one have later
+        /// ones.
+        epoch: u64,
+    },
     /// The group of this epoch works.
     Formed {
         /// Which.
         epoch: u64,
+        /// This rank's links to those of higher numbers.
+        links: Vec<LinkReport>,
     },
     /// By rank 0: something happened to a request.
     Event(Event),

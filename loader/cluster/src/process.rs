@@ -6,15 +6,17 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
+        atomic::{AtomicU8, Ordering},
         mpsc::{self, Receiver},
     },
     thread,
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use shardpack_collectives::Deadline;
 
-use super::announce::{Announcement, MAX_LINE_BYTES};
+use super::announce::{Announcement, FrontPresence, MAX_LINE_BYTES};
 
 /// Takes a line that a child wrote for people: the child's name, then the line.
 pub type LogSink = Arc<dyn Fn(&str, &str) + Send + Sync>;
@@ -63,11 +65,48 @@ pub enum SpawnError {
     },
 }
 
+/// Whether a rank has a front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrontState {
+    /// None has connected yet.
+    Awaited,
+    /// It has one.
+    Present,
+    /// Its last one is gone, and it keeps its weights for the next.
+    Gone,
+}
+
+/// Tells whether a rank has a front, without its process at hand.
+#[derive(Clone, Debug)]
+pub struct FrontWatch(Arc<AtomicU8>);
+
+impl FrontWatch {
+    /// As the rank said last.
+    #[must_use]
+    pub fn state(&self) -> FrontState {
+        match self.0.load(Ordering::SeqCst) {
+            AWAITED => FrontState::Awaited,
+            PRESENT => FrontState::Present,
+            _ => FrontState::Gone,
+        }
+    }
+}
+
 /// A running child; killed when dropped.
 #[derive(Debug)]
 pub struct RankProcess {
     child: Child,
+    /// [`AWAITED`], [`PRESENT`] or [`GONE`].
+    front: Arc<AtomicU8>,
 }
+
+/// No front has connected yet.
+const AWAITED: u8 = 0;
+/// There is one.
+const PRESENT: u8 = 1;
+/// The last one is gone.
+const GONE: u8 = 2;
 
 impl RankProcess {
     /// Starts `command`, whose program and arguments the caller chose, and waits for its
@@ -81,7 +120,9 @@ impl RankProcess {
         let start = |source| SpawnError::Start { name: name.to_owned(), source };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let deadline = Deadline::after(timeout);
-        let mut process = Self { child: command.spawn().map_err(start)? };
+        let front = Arc::new(AtomicU8::new(AWAITED));
+        let child = command.spawn().map_err(start)?;
+        let mut process = Self { child, front: Arc::clone(&front) };
         let tail = Arc::new(Mutex::new(VecDeque::new()));
         let (announce, announced) = mpsc::channel();
         if let Some(output) = process.child.stdout.take() {
@@ -94,6 +135,8 @@ impl RankProcess {
                     // Nobody waits any more when the time was up.
                     let _ = waiting.send(announcement);
                     announce = None;
+                } else if let Some(FrontPresence { rank_front }) = FrontPresence::parse(line) {
+                    front.store(if rank_front { PRESENT } else { GONE }, Ordering::SeqCst);
                 } else {
                     log(name, line);
                 }
@@ -146,6 +189,19 @@ impl RankProcess {
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Tells from now on whether the rank has a front.
+    #[must_use]
+    pub fn watch(&self) -> FrontWatch {
+        FrontWatch(Arc::clone(&self.front))
+    }
+
+    /// Whether it runs without a front, after it had one; if so, the next one is awaited from now on.
+    pub fn adopt(&mut self) -> bool {
+        let is_kept = self.exit_within(Duration::ZERO).is_none();
+        let was = self.front.compare_exchange(GONE, AWAITED, Ordering::SeqCst, Ordering::SeqCst);
+        is_kept && was.is_ok()
     }
 
     /// How the process ended, if it does within `timeout`.

@@ -4,7 +4,10 @@
 //! Threads and public names are here, the decisions are in [`core`].
 
 mod core;
+mod event;
 mod recovery;
+mod requests;
+mod weights;
 
 use core::Core;
 use std::{
@@ -28,19 +31,42 @@ use shardpack_identity::{
 use super::{
     announce::Announcement,
     identity::{Identity, IdentityError},
-    message::{FromRank, Hello, PROTOCOL},
+    message::{FromRank, Hello, LinkChoice},
     process::RankProcess,
     wire::{self, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, Sender, Until, WireError},
 };
+pub use event::{GroupEvent, GroupEventSink};
 pub use recovery::{RecoveryOptions, Survivors};
+use weights::Giving;
+pub use weights::{WEIGHT_STREAMS, WeightsSource};
 
 /// Restarts a node's rank, on a thread of its own; ends what is left of the old one. Its
 /// argument counts the recoveries of the group: ranks that are started in the same one may
 /// agree on things by it.
-pub type Restart = Arc<dyn Fn(u32) -> Result<Restarted, String> + Send + Sync>;
+pub type Restart = Arc<dyn Fn(u32) -> Result<Restarted, RestartError> + Send + Sync>;
+
+/// Why a rank was not started again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestartError {
+    /// Its node does not answer; it is tried again until it does.
+    #[error("its node cannot be reached: {0}")]
+    Unreachable(String),
+    /// It did not start; it is tried again some times.
+    #[error("it cannot be started again: {0}")]
+    Failed(String),
+    /// Its package is damaged and was not repaired.
+    #[error("{0}")]
+    Unrepaired(String),
+    /// Another server has it, by somebody's wish.
+    #[error("another server has it: {0}")]
+    Taken(String),
+}
 
 /// Where a rank is that was started again, and its process where it is a child.
 pub type Restarted = (Announcement, Option<RankProcess>);
+
+/// Repairs a node's package, on a thread of its own, or says why it is damaged still.
+pub type Repair = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A rank process that is up.
 pub struct Node {
@@ -54,10 +80,15 @@ pub struct Node {
     pub process: Option<RankProcess>,
     /// How it is brought up again. A group is formed again only where every node has one.
     pub restart: Option<Restart>,
+    /// What gives it its package, where its rank has none on its disk.
+    pub weights: Option<WeightsSource>,
+    /// How its package is repaired where its rank finds it damaged; then the rank is started again,
+    /// even before the group has served.
+    pub repair: Option<Repair>,
 }
 
-/// How long the supervisor waits.
-#[derive(Clone, Copy, Debug)]
+/// How the supervisor works, and how long it waits.
+#[derive(Clone, Debug)]
 pub struct SupervisorOptions {
     /// For a rank to accept a connection and send its identity.
     pub connect_timeout: Duration,
@@ -69,6 +100,10 @@ pub struct SupervisorOptions {
     pub stop_timeout: Duration,
     /// After a lost rank.
     pub recovery: RecoveryOptions,
+    /// What may carry the links between ranks.
+    pub links: LinkChoice,
+    /// Takes what happens to the group.
+    pub events: GroupEventSink,
 }
 
 impl Default for SupervisorOptions {
@@ -81,6 +116,8 @@ impl Default for SupervisorOptions {
             form_timeout: Duration::from_secs(15),
             stop_timeout: Duration::from_secs(5),
             recovery: RecoveryOptions::default(),
+            links: LinkChoice::default(),
+            events: GroupEventSink::default(),
         }
     }
 }
@@ -173,7 +210,7 @@ enum RankEvent {
     Unreachable(String),
     Message(FromRank),
     Disconnected(String),
-    Restarted(Result<Restarted, String>),
+    Restarted(Result<Restarted, RestartError>),
 }
 
 /// The outcome of starting the group, for threads that wait.
@@ -311,14 +348,16 @@ fn start_reader(
     events: &SyncSender<SupervisorEvent>,
 ) -> io::Result<()> {
     let (announcement, events) = (node.announcement.clone(), events.clone());
-    let credentials = node.credentials.clone();
-    let attend = move || attend(place, (&announcement, credentials.as_ref()), timeout, &events);
+    let (credentials, weights) = (node.credentials.clone(), node.weights.clone());
+    let attend =
+        move || attend(place, (&announcement, credentials.as_ref()), weights, timeout, &events);
     thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend).map(drop)
 }
 
 fn attend(
     (node, incarnation): (usize, u32),
     (announcement, credentials): (&Announcement, Option<&Credentials>),
+    weights: Option<WeightsSource>,
     timeout: Duration,
     events: &SyncSender<SupervisorEvent>,
 ) {
@@ -335,9 +374,14 @@ fn attend(
             return;
         }
     };
+    // Until the rank has loaded, or is gone.
+    let mut giving = weights.map(|source| Giving::start(announcement, credentials, &source));
     loop {
         let error = match wire::read(&mut stream, MAX_MESSAGE_BYTES) {
             Ok(message) => {
+                if matches!(message, FromRank::Loaded { .. }) {
+                    giving = None;
+                }
                 if send(RankEvent::Message(message)) {
                     continue;
                 }
@@ -345,6 +389,7 @@ fn attend(
             }
             Err(error) => error,
         };
+        drop(giving);
         let reason = match error {
             WireError::Closed | WireError::Io(_) => "its connection ended".to_owned(),
             other => format!("it sent {other}"),
@@ -398,21 +443,9 @@ fn connect(
     credentials: Option<&Credentials>,
     deadline: Deadline,
 ) -> Result<(Channel, Sender, Identity), ConnectError> {
-    let left = deadline.left().max(Duration::from_millis(1));
-    let socket = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
-    socket.set_nodelay(true).map_err(ConnectError::Connect)?;
-    let stream = match (to.key, credentials) {
-        (None, None) if is_local(to.address.ip()) => Channel::from(socket),
-        (None, _) => return Err(ConnectError::InTheClear),
-        (Some(_), None) => return Err(ConnectError::NoCluster),
-        (Some(key), Some(credentials)) => {
-            let limit = HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| false };
-            let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
-            Channel::call(socket, credentials, Service::Rank, expected, limit)?
-        }
-    };
+    let stream = open(to, credentials, deadline)?;
     let sender = Sender::new(stream.clone()).map_err(ConnectError::Connect)?;
-    sender.send(&Hello::Control { token: to.token.clone(), protocol: PROTOCOL })?;
+    sender.send(&Hello::control(to.token.clone()))?;
     match wire::read(&mut Until(&stream, deadline), MAX_HELLO_BYTES)? {
         FromRank::Identity(identity) => {
             stream.set_read_timeout(None).map_err(ConnectError::Connect)?;
@@ -421,4 +454,25 @@ fn connect(
         FromRank::Refused(reason) => Err(ConnectError::Refused(reason)),
         _ => Err(ConnectError::NoIdentity),
     }
+}
+
+/// A connection to a rank, before its first message.
+fn open(
+    to: &Announcement,
+    credentials: Option<&Credentials>,
+    deadline: Deadline,
+) -> Result<Channel, ConnectError> {
+    let left = deadline.left().max(Duration::from_millis(1));
+    let socket = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
+    socket.set_nodelay(true).map_err(ConnectError::Connect)?;
+    Ok(match (to.key, credentials) {
+        (None, None) if is_local(to.address.ip()) => Channel::from(socket),
+        (None, _) => return Err(ConnectError::InTheClear),
+        (Some(_), None) => return Err(ConnectError::NoCluster),
+        (Some(key), Some(credentials)) => {
+            let limit = HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| false };
+            let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
+            Channel::call(socket, credentials, Service::Rank, expected, limit)?
+        }
+    })
 }

@@ -20,6 +20,16 @@ pub(super) struct StepStats {
     /// Draft tokens that were run and accepted, since the engine began.
     drafted: AtomicU64,
     accepted: AtomicU64,
+    /// All since the process began.
+    total: Totals,
+}
+
+#[derive(Default)]
+struct Totals {
+    steps: AtomicU64,
+    collectives: AtomicU64,
+    bytes: AtomicU64,
+    tokens: AtomicU64,
 }
 
 impl StepStats {
@@ -33,6 +43,16 @@ impl StepStats {
         self.nanos.fetch_add(nanos(step), Ordering::Relaxed);
         self.sum_nanos.fetch_add(nanos(sums), Ordering::Relaxed);
         self.sums.fetch_add(counts.all_reduces.count + counts.all_gathers.count, Ordering::Relaxed);
+        let kinds = [counts.all_reduces, counts.all_gathers, counts.broadcasts, counts.transfers];
+        let total = &self.total;
+        total.steps.fetch_add(1, Ordering::Relaxed);
+        total.collectives.fetch_add(kinds.iter().map(|it| it.count).sum(), Ordering::Relaxed);
+        total.bytes.fetch_add(kinds.iter().map(|it| it.bytes).sum(), Ordering::Relaxed);
+    }
+
+    /// Counts a generated token.
+    pub(super) fn token(&self) {
+        self.total.tokens.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The drafts so far.
@@ -51,7 +71,13 @@ impl StepStats {
         let drafted = Some(self.drafted.load(Ordering::Relaxed)).filter(|drafted| *drafted > 0);
         let of_step = |nanos: u64| nanos.checked_div(steps).map(|each| each / 1000);
         let thousandths = |value: f64| (value * 1000.0).round() as u64;
+        let positive =
+            |total: &AtomicU64| Some(total.load(Ordering::Relaxed)).filter(|total| *total > 0);
         RankVitals {
+            steps: positive(&self.total.steps),
+            collectives: positive(&self.total.collectives),
+            collective_bytes: positive(&self.total.bytes),
+            tokens: positive(&self.total.tokens),
             memory_bytes: machine.memory_bytes,
             power_mw: machine.power_watts.map(thousandths),
             temperature_mc: machine.temperature_celsius.map(thousandths),
@@ -95,7 +121,9 @@ mod tests {
         let drafts = stats.report(Reading::default());
         assert_eq!((drafts.drafted_tokens, drafts.accepted_tokens), (Some(9), Some(4)));
         stats.add(Duration::from_millis(3), &Counts::default());
+        stats.token();
         let alone = stats.report(Reading::default());
+        assert_eq!((alone.steps, alone.collectives, alone.tokens), (Some(3), Some(18), Some(1)));
         assert_eq!((alone.step_us, alone.sums_us), (Some(3_000), None));
     }
 }

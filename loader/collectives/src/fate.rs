@@ -123,6 +123,7 @@ fn blamed(error: &GroupError) -> Option<u32> {
     match error {
         GroupError::Timeout { rank, .. }
         | GroupError::Lost { rank, .. }
+        | GroupError::Link { rank, .. }
         | GroupError::OutOfStep { rank, .. } => Some(*rank),
         GroupError::Aborted(_) => None,
     }
@@ -135,6 +136,7 @@ fn reason(error: &GroupError) -> String {
             format!("it did not answer within {} ms", waited.as_millis())
         }
         GroupError::Lost { reason, .. } | GroupError::Aborted(reason) => reason.clone(),
+        GroupError::Link { reason, .. } => format!("the link to it failed: {reason}"),
         GroupError::OutOfStep { expected, found, .. } => {
             format!("it is out of step: expected {expected}, found {found}")
         }

@@ -57,6 +57,10 @@ pub enum Op {
     Ready = 9,
     /// A keep-alive: the sender is still computing. It belongs to no exchange.
     Alive = 10,
+    /// All-reduce along a chain of neighbours: a partial sum upwards, a sum downwards.
+    SumChain = 11,
+    /// A measurement of the link between two ranks.
+    Probe = 12,
 }
 
 impl Op {
@@ -72,6 +76,8 @@ impl Op {
             Self::Pass,
             Self::Ready,
             Self::Alive,
+            Self::SumChain,
+            Self::Probe,
         ]
         .into_iter()
         .find(|op| *op as u8 == number)
@@ -89,6 +95,8 @@ impl Op {
             Self::Pass => "send",
             Self::Ready => "ready",
             Self::Alive => "keep-alive",
+            Self::SumChain => "all-reduce (chain)",
+            Self::Probe => "measurement",
         }
     }
 }
@@ -272,7 +280,7 @@ mod tests {
         check_refused(0, b'X', &FrameError::Magic(*b"XPCF"));
         check_refused(4, 2, &FrameError::Version(2));
         check_refused(5, 0, &FrameError::Op(0));
-        check_refused(5, 11, &FrameError::Op(11));
+        check_refused(5, 13, &FrameError::Op(13));
         check_refused(6, 2, &FrameError::Scope(2));
         check_refused(7, 1, &FrameError::Scope(256));
         let most = MAX_PAYLOAD_BYTES;

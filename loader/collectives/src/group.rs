@@ -71,6 +71,14 @@ pub enum GroupError {
         /// What came.
         found: String,
     },
+    /// The link to a rank lost or damaged something; the rank itself may be well.
+    #[error("the link to rank {rank} failed: {reason}")]
+    Link {
+        /// Who is at its other end.
+        rank: u32,
+        /// What was seen.
+        reason: String,
+    },
     /// The group was ended on purpose, here or by another rank.
     #[error("the group was aborted: {0}")]
     Aborted(String),

@@ -11,6 +11,7 @@ mod tcp;
 
 pub use memory::MemoryLink;
 pub use tcp::TcpLink;
+pub(crate) use tcp::{SPIN, prepare, read_notice};
 
 use crate::{
     frame::{FrameError, Header, Notice},
@@ -26,6 +27,9 @@ pub enum LinkError {
     /// The link was closed, by this side or the other.
     #[error("{0}")]
     Closed(String),
+    /// The transport itself lost or damaged something, or refused to go on.
+    #[error("{0}")]
+    Broken(String),
     /// The received bytes are not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),

@@ -1,13 +1,15 @@
 //! The one implementation of [`Group`], over any links.
 //!
-//! An all-reduce uses one of two algorithms. Up to [`DIRECT_MAX_BYTES`] (every decode step) each
-//! rank sends its vector to every other one: one hop, the least latency. Longer vectors (prefill)
-//! use reduce-scatter and all-gather: each rank reduces one part of the vector and sends the result
-//! to the others, so a rank sends `2 (N-1) / N` vectors instead of `N-1`. Both algorithms add the
-//! partial sums in rank order with the same loop, so the result has the same bits.
+//! An all-reduce uses one of three algorithms, which add the partial sums in rank order and so give
+//! the same bits (`all_reduce`, `chain`); `speeds` says which. The links' latency and bandwidth decide
+//! where the group has measured them ([`LinkedGroup::measure`]), and [`DIRECT_MAX_BYTES`] where not.
 
+mod all_reduce;
+mod chain;
 mod exchange;
+mod measure;
 mod pass;
+mod speeds;
 
 use std::{
     io, mem,
@@ -24,11 +26,12 @@ use crate::{
     frame::{HEADER_BYTES, Op, Scope},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
-    sum::{self, Element},
 };
 use exchange::{Outgoing, Scratch};
+pub use speeds::{LinkSpeed, LinkSpeeds, Topology};
 
-/// Largest vector that goes directly to every rank: the hidden vectors of a decode step.
+/// Largest vector that goes directly to every rank, where no link was measured: the hidden vectors of a
+/// decode step.
 const DIRECT_MAX_BYTES: usize = 64 << 10;
 
 /// Longest vector reduced at once, in elements (4 MiB): bounds the frames' memory, and one piece
@@ -48,6 +51,9 @@ pub struct LinkedGroup {
     /// When this rank last sent a keep-alive.
     last_keep_alive: Mutex<Option<Instant>>,
     watchers: Vec<JoinHandle<()>>,
+    topology: Topology,
+    /// What the links were measured to do.
+    speeds: Mutex<Option<LinkSpeeds>>,
 }
 
 impl LinkedGroup {
@@ -63,7 +69,9 @@ impl LinkedGroup {
         let fate = Arc::new(Fate::new(rank, epoch, links));
         let scratch = Mutex::new(Scratch::new(size));
         let (last_keep_alive, watchers) = (Mutex::default(), Vec::new());
-        let mut group = Self { rank, epoch, fate, scratch, last_keep_alive, watchers };
+        let (topology, speeds) = (Topology::Mesh, Mutex::default());
+        let mut group =
+            Self { rank, epoch, fate, scratch, last_keep_alive, watchers, topology, speeds };
         for other in group.others() {
             let fate = Arc::clone(&group.fate);
             let watch = move || fate.watch(other, fate.link(other));
@@ -71,6 +79,13 @@ impl LinkedGroup {
             group.watchers.push(thread::Builder::new().name(name).spawn(watch)?);
         }
         Ok(group)
+    }
+
+    /// The same group on other cables: every rank must say the same.
+    #[must_use]
+    pub fn with_topology(mut self, topology: Topology) -> Self {
+        self.topology = topology;
+        self
     }
 
     /// The group of one rank: every call returns at once.
@@ -123,109 +138,26 @@ impl LinkedGroup {
         call(&mut scratch).map_err(|error| self.fate.end(error))
     }
 
-    fn sum<T: Element>(
+    fn gather(
         &self,
         scratch: &mut Scratch,
-        members: &Range<u32>,
-        values: &mut [T],
-        deadline: Deadline,
-    ) -> Result<(), GroupError> {
-        assert!(
-            members.contains(&self.rank) && members.end <= self.size(),
-            "rank among {members:?}"
-        );
-        if members.len() == 1 {
-            return Ok(());
-        }
-        if values.is_empty() {
-            // Ranks stay in step even where there is nothing to add.
-            return self.sum_direct(scratch, members, values, deadline);
-        }
-        for piece in values.chunks_mut(PIECE_LEN) {
-            // Between two ranks both algorithms send the same bytes, and the direct one takes one
-            // hop less.
-            if members.len() == 2 || size_of_val(piece) <= DIRECT_MAX_BYTES {
-                self.sum_direct(scratch, members, piece, deadline)?;
-            } else {
-                self.sum_scatter_gather(scratch, members, piece, deadline)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn scope(&self, members: &Range<u32>) -> Scope {
-        if *members == self.all() { Scope::All } else { Scope::Subgroup }
-    }
-
-    fn sum_direct<T: Element>(
-        &self,
-        scratch: &mut Scratch,
-        members: &Range<u32>,
-        values: &mut [T],
-        deadline: Deadline,
-    ) -> Result<(), GroupError> {
-        let exchange = scratch.begin(Op::SumDirect, self.scope(members), deadline);
-        let Scratch { outgoing, incoming, .. } = scratch;
-        let mine = &mut outgoing[0];
-        T::store(self.frame(exchange, mine, values.len() * T::BYTES), values);
-        let mine = mine.as_slice();
-        let to_all: Vec<_> =
-            self.others_of(members).map(|to| Outgoing { to, frame: mine }).collect();
-        let others = self.others_of(members);
-        self.exchange(exchange, &to_all, incoming, others, |_| Some(values.len() * T::BYTES))?;
-        self.add_up(members, values, mine, incoming);
-        Ok(())
-    }
-
-    /// Adds `mine` and every other member's frame in rank order.
-    fn add_up<T: Element>(
-        &self,
-        members: &Range<u32>,
-        values: &mut [T],
         mine: &[u8],
-        incoming: &[Vec<u8>],
-    ) {
-        let frame =
-            |rank| if rank == self.rank { mine } else { incoming[rank as usize].as_slice() };
-        T::add_up(values, members.clone().map(|rank| &frame(rank)[HEADER_BYTES..]));
-    }
-
-    fn sum_scatter_gather<T: Element>(
-        &self,
-        scratch: &mut Scratch,
-        members: &Range<u32>,
-        values: &mut [T],
         deadline: Deadline,
-    ) -> Result<(), GroupError> {
-        let (len, scope) = (values.len(), self.scope(members));
-        let part = |rank| sum::part(len, rank - members.start, members.len() as u32);
-        let own = part(self.rank);
-        let exchange = scratch.begin(Op::SumScatter, scope, deadline);
-        let Scratch { outgoing, incoming, .. } = scratch;
-        for rank in members.clone() {
-            let values = &values[part(rank)];
-            let frame = &mut outgoing[rank as usize];
-            T::store(self.frame(exchange, frame, values.len() * T::BYTES), values);
+    ) -> Result<Vec<Vec<u8>>, GroupError> {
+        if self.size() == 1 {
+            return Ok(vec![mine.to_vec()]);
         }
-        let others = || self.others_of(members);
-        let to_each: Vec<_> =
-            others().map(|to| Outgoing { to, frame: outgoing[to as usize].as_slice() }).collect();
-        self.exchange(exchange, &to_each, incoming, others(), |_| Some(own.len() * T::BYTES))?;
-        let mine = &outgoing[self.rank as usize];
-        self.add_up(members, &mut values[own.clone()], mine, incoming);
-
-        let exchange = scratch.begin(Op::SumGather, scope, deadline);
+        let exchange = scratch.begin(Op::Gather, Scope::All, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
-        let mine = &mut outgoing[0];
-        T::store(self.frame(exchange, mine, own.len() * T::BYTES), &values[own]);
-        let mine = mine.as_slice();
-        let to_all: Vec<_> = others().map(|to| Outgoing { to, frame: mine }).collect();
-        let size = |rank| Some(part(rank).len() * T::BYTES);
-        self.exchange(exchange, &to_all, incoming, others(), size)?;
-        for rank in others() {
-            T::load(&mut values[part(rank)], &incoming[rank as usize][HEADER_BYTES..]);
-        }
-        Ok(())
+        let frame = &mut outgoing[0];
+        self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
+        let frame = frame.as_slice();
+        let to_all: Vec<_> = self.others().map(|to| Outgoing { to, frame }).collect();
+        self.exchange(exchange, &to_all, incoming, self.others(), |_| None)?;
+        let gathered = incoming.iter().enumerate().map(|(rank, theirs)| {
+            if rank == self.rank as usize { mine.to_vec() } else { theirs[HEADER_BYTES..].to_vec() }
+        });
+        Ok(gathered.collect())
     }
 }
 
@@ -282,26 +214,7 @@ impl Group for LinkedGroup {
     }
 
     fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
-        self.call(|scratch| {
-            if self.size() == 1 {
-                return Ok(vec![mine.to_vec()]);
-            }
-            let exchange = scratch.begin(Op::Gather, Scope::All, deadline);
-            let Scratch { outgoing, incoming, .. } = scratch;
-            let frame = &mut outgoing[0];
-            self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
-            let frame = frame.as_slice();
-            let to_all: Vec<_> = self.others().map(|to| Outgoing { to, frame }).collect();
-            self.exchange(exchange, &to_all, incoming, self.others(), |_| None)?;
-            let gathered = incoming.iter().enumerate().map(|(rank, theirs)| {
-                if rank == self.rank as usize {
-                    mine.to_vec()
-                } else {
-                    theirs[HEADER_BYTES..].to_vec()
-                }
-            });
-            Ok(gathered.collect())
-        })
+        self.call(|scratch| self.gather(scratch, mine, deadline))
     }
 
     fn broadcast(

@@ -1,5 +1,5 @@
-//! Adds partial sums that are stored in frames. Both all-reduce algorithms use the same loops, so
-//! the result has the same bits with either.
+//! Adds partial sums that are stored in frames, in f32 and in rank order: all at once, or one after
+//! the other as they go from rank to rank. The result has the same bits either way.
 
 use std::ops::Range;
 
@@ -18,6 +18,41 @@ pub(crate) trait Element: Copy {
 
     /// The sums of several frames in their order, in f32 and rounded once.
     fn add_up<'a>(values: &mut [Self], frames: impl Iterator<Item = &'a [u8]>);
+
+    /// The value in f32, which is exact.
+    fn widen(self) -> f32;
+
+    /// The nearest value.
+    fn narrow(sum: f32) -> Self;
+}
+
+/// Bytes of a partial sum of one element on its way: an f32, since it is rounded once, at the end.
+pub(crate) const PARTIAL_BYTES: usize = 4;
+
+/// Writes the first rank's partial sums, which are its values.
+pub(crate) fn start_partial<T: Element>(bytes: &mut [u8], values: &[T]) {
+    assert_eq!(bytes.len(), values.len() * PARTIAL_BYTES);
+    for (four, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+        *four = value.widen().to_le_bytes();
+    }
+}
+
+/// Writes the partial sums `before` with the next rank's values added.
+pub(crate) fn extend_partial<T: Element>(bytes: &mut [u8], before: &[u8], values: &[T]) {
+    assert_eq!(bytes.len(), values.len() * PARTIAL_BYTES);
+    assert_eq!(before.len(), bytes.len());
+    let sums = bytes.as_chunks_mut().0.iter_mut().zip(before.as_chunks().0);
+    for ((four, before), value) in sums.zip(values) {
+        *four = (f32::from_le_bytes(*before) + value.widen()).to_le_bytes();
+    }
+}
+
+/// Replaces the last rank's values by the sums: `before` with the values added.
+pub(crate) fn finish_partial<T: Element>(values: &mut [T], before: &[u8]) {
+    assert_eq!(before.len(), values.len() * PARTIAL_BYTES);
+    for (value, before) in values.iter_mut().zip(before.as_chunks().0) {
+        *value = T::narrow(f32::from_le_bytes(*before) + value.widen());
+    }
 }
 
 impl Element for f32 {
@@ -47,6 +82,14 @@ impl Element for f32 {
                 *value += Self::from_le_bytes(*four);
             }
         }
+    }
+
+    fn widen(self) -> f32 {
+        self
+    }
+
+    fn narrow(sum: f32) -> Self {
+        sum
     }
 }
 
@@ -86,6 +129,14 @@ impl Element for bf16 {
                 *value = Self::from_f32(sum);
             }
         }
+    }
+
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(sum: f32) -> Self {
+        Self::from_f32(sum)
     }
 }
 

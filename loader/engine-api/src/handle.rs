@@ -9,7 +9,7 @@ use std::sync::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Event, GenerateRequest, RequestId};
+use crate::{Event, GenerateRequest, LinkReport, RequestId};
 
 /// Takes a request's events, in order, on the engine's side; must not block.
 pub type EventSink = Box<dyn Fn(Event) + Send>;
@@ -36,6 +36,9 @@ pub enum EngineState {
     Starting(String),
     /// Requests are served.
     Ready,
+    /// A rank was lost. Requests are taken and wait, as those that were running do; what happens is for
+    /// people.
+    Recovering(String),
     /// The engine has failed; the reason is for people.
     Failed(String),
 }
@@ -51,6 +54,8 @@ pub struct EngineStatus {
     pub active_requests: u32,
     /// The latest report of each rank, in rank order; missing ranks have not reported yet.
     pub vitals: Vec<RankVitals>,
+    /// The links of the present group, in the order of their ranks.
+    pub links: Vec<LinkReport>,
 }
 
 /// What a rank reports of itself.
@@ -72,6 +77,18 @@ pub struct RankVitals {
     /// Of these, the accepted ones.
     #[serde(default)]
     pub accepted_tokens: Option<u64>,
+    /// Steps since the rank's process began.
+    #[serde(default)]
+    pub steps: Option<u64>,
+    /// Collective calls in them: all-reduces, all-gathers, broadcasts and what goes between stages.
+    #[serde(default)]
+    pub collectives: Option<u64>,
+    /// Bytes of the rank's own data in these calls.
+    #[serde(default)]
+    pub collective_bytes: Option<u64>,
+    /// Tokens generated in these steps; rank 0 counts them.
+    #[serde(default)]
+    pub tokens: Option<u64>,
 }
 
 impl EngineStatus {
@@ -101,6 +118,10 @@ impl EngineStatus {
         known.temperature_mc = vitals.temperature_mc.or(known.temperature_mc);
         known.drafted_tokens = vitals.drafted_tokens.or(known.drafted_tokens);
         known.accepted_tokens = vitals.accepted_tokens.or(known.accepted_tokens);
+        known.steps = vitals.steps.or(known.steps);
+        known.collectives = vitals.collectives.or(known.collectives);
+        known.collective_bytes = vitals.collective_bytes.or(known.collective_bytes);
+        known.tokens = vitals.tokens.or(known.tokens);
         if vitals.step_us.is_some() {
             (known.step_us, known.sums_us) = (vitals.step_us, vitals.sums_us);
         }
@@ -131,6 +152,7 @@ impl EngineHandle {
             ranks,
             active_requests: 0,
             vitals: Vec::new(),
+            links: Vec::new(),
         }));
         (Self { commands, next_id: Arc::new(AtomicU64::new(1)), status }, receiver)
     }

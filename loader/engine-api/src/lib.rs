@@ -1,12 +1,14 @@
 //! The interface between a server and an engine, without how the engine computes.
 //!
 //! Reading order: [`GenerateRequest`] and [`Event`] (request and response), [`Constraint`]
-//! (which tokens are allowed next), [`EngineHandle`] (commands in, events out). Server and cluster
+//! (which tokens are allowed next), [`EngineHandle`] (commands in, events out),
+//! [`LinkReport`] (how ranks are linked). Server and cluster
 //! know each other only through this crate.
 #![forbid(unsafe_code)]
 
 mod constraint;
 mod handle;
+mod links;
 mod request;
 mod token;
 
@@ -15,6 +17,7 @@ pub use handle::{
     Command, EngineHandle, EngineState, EngineStatus, EventSink, RankVitals, StatusWriter,
     SubmitError,
 };
+pub use links::{LinkReport, Transport};
 pub use request::{
     Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, PromptOutput, RequestId,
     Sampling, TokenLogprobs, Usage,

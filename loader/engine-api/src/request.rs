@@ -14,6 +14,10 @@ pub struct RequestId(pub u64);
 pub struct GenerateRequest {
     /// Tokens so far; not empty.
     pub prompt: Vec<TokenId>,
+    /// Tokens of the answer that an earlier group of ranks has generated, of a request that goes on
+    /// after a rank was lost: they count as generated and are not reported again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub generated: Vec<TokenId>,
     /// Most tokens to generate.
     pub max_tokens: u32,
     /// Fewest tokens to generate: until then stop tokens are not sampled.
@@ -70,6 +74,7 @@ impl GenerateRequest {
     pub const fn greedy(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
             prompt,
+            generated: Vec::new(),
             max_tokens,
             min_tokens: 0,
             stop_tokens: Vec::new(),

@@ -21,7 +21,7 @@ use shardpack_manifests::{
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
 };
 
-use chunks::{Destination, SourceFile};
+use chunks::{ChunkReader, Destination, Files, SourceFile};
 use pages::{PageBytes, Region};
 use repack::repack_of;
 
@@ -31,13 +31,15 @@ mod error;
 mod memory;
 mod pages;
 mod repack;
+mod streamed;
 mod tensor;
 
 pub use documents::verify_documents;
-pub use error::{DamagedChunk, FileProblem, OpenError};
+pub use error::{DamagedChunk, FileProblem, OpenError, tells_of_damage};
 pub(crate) use memory::Memory;
 pub use pages::PAGE_BYTES;
 pub use shardpack_kernels::Packing;
+pub use streamed::{WeightStream, WeightStreams, send_package};
 pub use tensor::PackageTensor;
 
 /// Largest file without tensors that is kept in memory; tokenizers of published models stay
@@ -116,20 +118,46 @@ impl Package {
         let begun = Instant::now();
         let manifest = read_manifest(&directory.join(MANIFEST_FILE))?;
         let extra_files = check_files(directory, &manifest)?;
-        let mut places = manifest
-            .files
-            .iter()
-            .map(|file| Places::allocate(&manifest, &file.name, file.size, options.packing))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut sources = Vec::with_capacity(places.len());
-        for (entry, places) in manifest.files.iter().zip(&mut places) {
+        let mut handles = Vec::with_capacity(manifest.files.len());
+        for entry in &manifest.files {
             let path = directory.join(&entry.name);
             let handle = File::open(&path).map_err(|source| OpenError::Read { path, source })?;
             read_past_the_cache(&handle);
-            let destinations = places.destinations();
-            sources.push(SourceFile { entry, handle, destinations });
+            handles.push(handle);
         }
-        let bytes = chunks::read(sources, options.threads, progress)?;
+        let readers = vec![Files(&handles); options.threads.max(1)];
+        Self::read(manifest, options.packing, readers, progress, begun)
+            .map(|package| package.with_extra_files(extra_files))
+    }
+
+    /// Reads the package of a manifest that has come from the same machine, straight into memory; on as
+    /// many threads as there are streams, each of which asks for its chunks.
+    pub fn stream(
+        manifest: Manifest,
+        streams: &WeightStreams,
+        packing: Packing,
+        progress: &(dyn Fn(OpenProgress) + Sync),
+    ) -> Result<Self, OpenError> {
+        Self::read(manifest, packing, streams.readers(), progress, Instant::now())
+    }
+
+    fn read<R: ChunkReader + Send>(
+        manifest: Manifest,
+        packing: Packing,
+        readers: Vec<R>,
+        progress: &(dyn Fn(OpenProgress) + Sync),
+        begun: Instant,
+    ) -> Result<Self, OpenError> {
+        let mut places = manifest
+            .files
+            .iter()
+            .map(|file| Places::allocate(&manifest, &file.name, file.size, packing))
+            .collect::<Result<Vec<_>, _>>()?;
+        let sources = manifest.files.iter().zip(&mut places).map(|(entry, places)| {
+            let destinations = places.destinations();
+            SourceFile { entry, destinations }
+        });
+        let bytes = chunks::read(sources.collect(), readers, progress)?;
         places.iter_mut().for_each(Places::interleave_divided);
         let mut tensors = BTreeMap::new();
         let mut files = BTreeMap::new();
@@ -137,7 +165,7 @@ impl Package {
             match places {
                 Places::Tensors(held, region) => {
                     tensors.extend(held.into_iter().zip(region.share()).map(|(held, pages)| {
-                        let packing = held.repack.map_or(Packing::Stored, |_| options.packing);
+                        let packing = held.repack.map_or(Packing::Stored, |_| packing);
                         let tensor = PackageTensor::new(&held.entry, packing, Arc::new(pages));
                         (held.entry.name, tensor)
                     }));
@@ -148,8 +176,14 @@ impl Package {
                 Places::VerifiedOnly => {}
             }
         }
-        let report = OpenReport { bytes, seconds: begun.elapsed().as_secs_f64(), extra_files };
+        let seconds = begun.elapsed().as_secs_f64();
+        let report = OpenReport { bytes, seconds, extra_files: Vec::new() };
         Ok(Self { manifest, tensors, files, report })
+    }
+
+    fn with_extra_files(mut self, extra_files: Vec<String>) -> Self {
+        self.report.extra_files = extra_files;
+        self
     }
 
     /// The package's manifest.
@@ -162,6 +196,11 @@ impl Package {
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&PackageTensor> {
         self.tensors.get(name)
+    }
+
+    /// The files that hold no tensors, by name.
+    pub fn documents(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.files.iter().map(|(name, bytes)| (name.as_str(), bytes.bytes()))
     }
 
     /// The bytes of a file that holds no tensors (`tokenizer.json`, `chat_template.jinja`, …).

@@ -100,7 +100,7 @@ pub enum DistributedError {
     #[error(
         "rank {from} has no RDMA device to rank {to}: JACCL needs one between every two of at most \
          {MAX_MESH_RANKS} ranks, or as many to the rank before as to the rank after, at most \
-         {MAX_RING_CABLES}; connect them, or use --collectives own"
+         {MAX_RING_CABLES}; connect them, or use --collectives auto"
     )]
     Devices {
         /// The rank.
@@ -257,6 +257,16 @@ impl HostFile {
         let prefer_ring = self.backend == Backend::JacclRing;
         let coordinator = SocketAddr::new(ip, port);
         Ok(Distributed::Jaccl { devices, coordinator, prefer_ring })
+    }
+
+    /// JACCL in a ring over all cables between neighbours, whatever the file's own backend says of
+    /// mesh and ring.
+    pub fn jaccl_ring(&self, port: u16) -> Result<Distributed, DistributedError> {
+        let mut found = self.jaccl(port)?;
+        if let Distributed::Jaccl { prefer_ring, .. } = &mut found {
+            *prefer_ring = true;
+        }
+        Ok(found)
     }
 
     /// Whether a ring over TCP has no way to some rank.

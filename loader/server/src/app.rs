@@ -1,107 +1,73 @@
 //! The HTTP application: the state that all requests share, and the router.
 
+mod bodies;
+mod browser;
 mod embeddings;
 mod generate;
+mod management;
 mod middleware;
 mod models;
 mod ollama;
 mod pulls;
 mod rerank;
+mod selection;
 mod state;
 mod stored_responses;
 mod tokens;
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, Request, header},
     middleware::from_fn_with_state,
     response::{Html, IntoResponse, Response},
     routing::{MethodRouter, delete, get, post},
 };
 use shardpack_chat::model::ChatModel;
-use shardpack_engine_api::{EngineHandle, EngineState};
+use shardpack_engine_api::EngineHandle;
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, watch},
-    time::timeout,
 };
 
 use super::{
+    closing::draining,
     error::{ApiError, ErrorKind},
-    generation::draining,
     keys::ApiKeys,
-    metrics::Metrics,
+    limits::ServerLimits,
+    metrics::{FrontMetrics, Metrics},
+    model_host::{HostOptions, MemoryShare, ModelCard, ModelHost, PackageCheck},
     model_info::ModelInfo,
     model_store::ModelStore,
     openapi,
+    registry::{Need, Registry, check_engine},
     response_store::ResponseStore,
     routes::{ROUTES, Target},
+    served_model::ServedModel,
     tls::Tls,
 };
-
-/// Limits and timeouts of the server.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerLimits {
-    /// Largest request body in bytes: room for the text of two million tokens.
-    pub body_bytes: usize,
-    /// Most answers in progress at once, queued ones included; more requests get a 503.
-    pub active_requests: u32,
-    /// Time in which a request body must arrive.
-    pub body_timeout: Duration,
-    /// Longest time without an event from the engine; prefill of a long prompt can take minutes.
-    pub event_timeout: Duration,
-    /// Longest duration of a request, from its body to its last token.
-    pub request_timeout: Duration,
-    /// Interval of keep-alive frames to a streaming client. Also how long a stream's status line
-    /// waits for the first token, so that an early error still gets an HTTP status.
-    pub keep_alive: Duration,
-    /// Longest time in which a streaming client may read nothing.
-    pub write_timeout: Duration,
-    /// Time that running requests get to finish when the server shuts down.
-    pub drain_timeout: Duration,
-}
-
-impl Default for ServerLimits {
-    fn default() -> Self {
-        Self {
-            body_bytes: 8 << 20,
-            active_requests: 256,
-            body_timeout: Duration::from_secs(30),
-            event_timeout: Duration::from_mins(10),
-            request_timeout: Duration::from_hours(4),
-            keep_alive: Duration::from_secs(10),
-            write_timeout: Duration::from_mins(1),
-            drain_timeout: Duration::from_secs(30),
-        }
-    }
-}
 
 /// Receives the lines of the access log, one JSON object each.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// An HTTP server for one model over an engine.
+/// An HTTP server: for one model over an engine, or for the models of a host.
 pub struct Server {
     pub(super) app: Arc<AppState>,
 }
 
 /// The state that all requests share.
 pub(super) struct AppState {
-    model: ChatModel,
-    engine: EngineHandle,
-    /// Names by which clients may ask for the model; the first is reported.
-    names: Vec<String>,
-    /// What clients are told of the model.
-    info: ModelInfo,
+    /// What is served.
+    pub(super) models: Arc<Registry>,
     /// The store of further models, if clients may change it.
     pulls: Option<pulls::Pulls>,
-    /// Names of the nodes, in rank order.
-    nodes: Vec<String>,
+    /// Verifies packages, if that is possible.
+    checks: Option<management::Checks>,
     pub(super) limits: ServerLimits,
     /// Seconds since 1970.
     created: u64,
@@ -112,12 +78,15 @@ pub(super) struct AppState {
     pub(super) keys: Option<ApiKeys>,
     /// Origins allowed by CORS.
     pub(super) origins: Vec<String>,
-    pub(super) metrics: Arc<Metrics>,
+    /// Names under which the server may be asked, besides those that nobody else can have.
+    hosts: Vec<String>,
+    /// What request bodies may take of memory.
+    bodies: bodies::Budget,
+    /// Counters of what no model is to be named for.
+    pub(super) front: FrontMetrics,
     log: Option<LogSink>,
     /// True when new requests are turned away.
     pub(super) draining: watch::Sender<bool>,
-    /// True when running requests must end.
-    pub(super) closing: watch::Sender<bool>,
     /// Certificate and key; absent: plain HTTP.
     pub(super) tls: Option<Arc<Tls>>,
     /// Runtime that writes responses; absent: the one that reads requests.
@@ -135,25 +104,38 @@ impl Server {
         limits: ServerLimits,
     ) -> Self {
         assert!(!names.is_empty(), "a model has a name");
-        let slots = Arc::new(Semaphore::new(limits.active_requests as usize));
+        let front = FrontMetrics::new(Some(&names[0]));
         let metrics = Arc::new(Metrics::new(&names[0]));
+        let card = ModelCard::of(&model, names, ModelInfo::default());
+        let closing = watch::Sender::default();
+        let nodes = Vec::new();
+        let served = ServedModel { model, engine, card, nodes, metrics, limits, closing };
+        Self::over(Registry::of_one(served), limits, front)
+    }
+
+    /// A server for the models of `host`, which are loaded and unloaded while it runs. There must
+    /// be one, and the first is meant where a request names none.
+    #[must_use]
+    pub fn of_host(host: Arc<dyn ModelHost>, options: HostOptions, limits: ServerLimits) -> Self {
+        Self::over(Registry::of_host(host, options, limits), limits, FrontMetrics::new(None))
+    }
+
+    fn over(models: Registry, limits: ServerLimits, front: FrontMetrics) -> Self {
         let app = AppState {
-            model,
-            engine,
-            names,
-            info: ModelInfo::default(),
+            models: Arc::new(models),
             pulls: None,
-            nodes: Vec::new(),
+            checks: None,
             limits,
             created: unix_seconds(),
-            slots,
+            slots: Arc::new(Semaphore::new(limits.active_requests as usize)),
             store: Arc::default(),
             keys: None,
             origins: Vec::new(),
-            metrics,
+            hosts: Vec::new(),
+            bodies: bodies::Budget::default(),
+            front,
             log: None,
             draining: watch::Sender::new(false),
-            closing: watch::Sender::new(false),
             tls: None,
             writers: None,
         };
@@ -172,10 +154,17 @@ impl Server {
         self.change(|app| app.origins = origins)
     }
 
-    /// Describes the model to clients that ask what it is.
+    /// Answers for these host names too, where there are no API keys.
+    #[must_use]
+    pub fn with_hosts(self, hosts: Vec<String>) -> Self {
+        self.change(|app| app.hosts = hosts)
+    }
+
+    /// Describes the model of a server of one to clients that ask what it is.
     #[must_use]
     pub fn with_info(self, info: ModelInfo) -> Self {
-        self.change(|app| app.info = info)
+        self.app.models.change_only(|served| served.card.info = info);
+        self
     }
 
     /// Lets clients fetch models into this store and delete them.
@@ -184,10 +173,24 @@ impl Server {
         self.change(|app| app.pulls = Some(pulls::Pulls::new(store)))
     }
 
-    /// Names the nodes, in rank order.
+    /// Lets clients have the packages of a model verified.
+    #[must_use]
+    pub fn with_check(self, check: Arc<dyn PackageCheck>) -> Self {
+        self.change(|app| app.checks = Some(management::Checks::new(check)))
+    }
+
+    /// Says what the model of a server of one takes of each machine, as planned.
+    #[must_use]
+    pub fn with_memory(self, memory: Vec<MemoryShare>) -> Self {
+        self.app.models.set_memory(memory);
+        self
+    }
+
+    /// Names the nodes of a server of one model, in rank order.
     #[must_use]
     pub fn with_nodes(self, nodes: Vec<String>) -> Self {
-        self.change(|app| app.nodes = nodes)
+        self.app.models.change_only(|served| served.nodes = nodes);
+        self
     }
 
     /// Writes an access log: one line for each request, without prompts and answers.
@@ -243,6 +246,10 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Stats => get(state::stats),
         Target::Props => get(models::props),
         Target::Models => get(models::models),
+        Target::LoadModel => post(management::load),
+        Target::UnloadModel => post(management::unload),
+        Target::SwapModel => post(management::swap),
+        Target::VerifyModel => post(management::verify),
         Target::Model => get(models::model),
         Target::CountTokens => post(tokens::count_tokens),
         Target::Tokenize => post(tokens::tokenize),
@@ -286,20 +293,6 @@ async fn openapi() -> Response {
 }
 
 impl AppState {
-    fn name(&self) -> &str {
-        &self.names[0]
-    }
-
-    fn known_name(&self, asked: Option<&str>) -> Result<&str, ApiError> {
-        let Some(asked) = asked else { return Ok(self.name()) };
-        self.names.iter().find(|name| *name == asked).map(String::as_str).ok_or_else(|| {
-            // Ollama's words, which clients look for.
-            let message = format!("model '{asked}' not found: expected one of {:?}", self.names);
-            let error = ApiError::new(ErrorKind::NotFound, message).with_code("model_not_found");
-            ApiError { param: Some("model".to_owned()), ..error }
-        })
-    }
-
     /// Writes a line of the log.
     pub(super) fn log(&self, line: impl FnOnce() -> serde_json::Value) {
         if let Some(log) = &self.log {
@@ -308,48 +301,25 @@ impl AppState {
     }
 
     /// Counts and logs what was done to a request.
-    fn note(&self, id: &str, notes: &Notes) {
+    fn note(&self, metrics: &Metrics, id: &str, notes: &Notes) {
         if !notes.adjusted.is_empty() {
-            self.metrics.adjusted(&notes.adjusted);
+            metrics.adjusted(&notes.adjusted);
             self.log(|| serde_json::json!({"request": id, "adjusted": notes.adjusted}));
         }
         if !notes.unenforced.is_empty() {
-            self.metrics.unenforced();
+            metrics.unenforced();
             self.log(|| serde_json::json!({"request": id, "unenforced": notes.unenforced}));
         }
     }
 
+    /// Whether a request is taken now, whichever model it asks for.
     fn check_ready(&self) -> Result<(), ApiError> {
         if *self.draining.borrow() {
             return Err(draining());
         }
-        let unavailable = |message| ApiError::new(ErrorKind::Unavailable, message);
-        match self.engine.status().state {
-            EngineState::Ready => Ok(()),
-            EngineState::Starting(reason) => {
-                Err(unavailable(format!("the model is starting: {reason}")).with_code("starting"))
-            }
-            EngineState::Failed(reason) => {
-                Err(unavailable(format!("the engine has failed: {reason}")).with_code("failed"))
-            }
-        }
-    }
-
-    async fn read_body(&self, request: Request<Body>) -> Result<Bytes, ApiError> {
-        let limit = self.limits.body_bytes;
-        let read = axum::body::to_bytes(request.into_body(), limit);
-        match timeout(self.limits.body_timeout, read).await {
-            Ok(Ok(body)) => Ok(body),
-            // Either the limit was reached or the connection broke.
-            Ok(Err(_)) => {
-                let message = format!("the body is over {limit} bytes or was cut off");
-                Err(ApiError::new(ErrorKind::TooLarge, message))
-            }
-            Err(_) => {
-                let seconds = self.limits.body_timeout.as_secs();
-                let message = format!("the body did not arrive within {seconds} seconds");
-                Err(ApiError::new(ErrorKind::SlowClient, message))
-            }
+        match self.models.only() {
+            Some(served) => check_engine(&served, Need::Engine),
+            None => Ok(()),
         }
     }
 }

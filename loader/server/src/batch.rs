@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use super::{
+    closing::Closing,
     error::{ApiError, ErrorKind},
     generation::{failed, next_event, overdue, stopped},
     metrics::{AnswerClock, Metrics},
@@ -35,8 +36,8 @@ pub(super) struct Outcome {
 pub(super) struct Batch<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) metrics: &'a Arc<Metrics>,
-    /// Turns true when requests must end.
-    pub(super) closing: watch::Receiver<bool>,
+    /// Says when requests must end.
+    pub(super) closing: watch::Receiver<Closing>,
     /// Longest time without an event from the engine.
     pub(super) event_timeout: Duration,
     /// Longest duration of all together.

@@ -26,6 +26,7 @@ pub(super) use rerank::RerankRequest;
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
     generation::ChoiceUpdate,
+    registry::KeepAlive,
     response_store::ResponseStore,
     usage::AnswerUsage,
 };
@@ -138,16 +139,21 @@ impl Identity {
     }
 }
 
+/// Content type of server-sent events.
+const EVENTS: &str = "text/event-stream";
+/// A comment among them, which every client skips.
+const COMMENT: &str = ": keep-alive\n\n";
+
 /// Writes a response in a dialect. Appends only whole frames to `out`.
 pub(super) trait Writer: Send {
     /// Content type of a stream.
     fn content_type(&self) -> &'static str {
-        "text/event-stream"
+        EVENTS
     }
 
     /// A keep-alive frame, for proxies and clients that close silent connections.
     fn keep_alive(&self) -> &'static str {
-        ": keep-alive\n\n"
+        COMMENT
     }
 
     /// Writes what comes before the first update.
@@ -204,6 +210,23 @@ impl Dialect {
 }
 
 impl WriterOptions {
+    /// Content type of a stream, and what keeps it open before there is a writer.
+    pub(super) const fn stream_form(&self) -> [&'static str; 2] {
+        match self {
+            // Every line is an answer.
+            Self::Ollama(_) => [ollama::LINES, ""],
+            _ => [EVENTS, COMMENT],
+        }
+    }
+
+    /// How long the model is to stay afterwards, where the client says so.
+    pub(super) const fn stay(&self) -> Option<KeepAlive> {
+        match self {
+            Self::Ollama(options) => options.keep_alive,
+            _ => None,
+        }
+    }
+
     /// The writer of one request's answers.
     pub(super) fn writer(self, identity: Identity) -> Box<dyn Writer> {
         match self {

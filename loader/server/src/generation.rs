@@ -17,9 +17,11 @@ use tokio::{
 };
 
 use super::{
+    closing::Closing,
     error::{ApiError, ErrorKind},
     keys::KeySlot,
     metrics::{AnswerClock, Metrics},
+    registry::Share,
     usage::AnswerUsage,
 };
 
@@ -60,13 +62,13 @@ pub(super) struct TopToken {
     pub(super) logprob: f32,
 }
 
-/// What all generations of a server share.
+/// What all generations of a model share.
 pub(super) struct GenerationContext<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) vocabulary: &'a Arc<Vocabulary>,
     pub(super) metrics: &'a Arc<Metrics>,
-    /// Turns true when running generations must end.
-    pub(super) closing: watch::Receiver<bool>,
+    /// Says when running generations must end.
+    pub(super) closing: watch::Receiver<Closing>,
     /// Longest time without an event from the engine.
     pub(super) event_timeout: Duration,
     /// Longest duration of a request.
@@ -88,6 +90,9 @@ pub(super) struct RequestSlot {
     /// Slots of the server's own limit.
     #[expect(dead_code, reason = "held, not read")]
     pub(super) permit: OwnedSemaphorePermit,
+    /// The model's share of them; it is not unloaded as long as this is held.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(super) share: Share,
     /// Slot of the request's API key.
     pub(super) key: Option<KeySlot>,
 }
@@ -99,7 +104,7 @@ pub(super) struct Generation {
     choices: Vec<Choice>,
     events: mpsc::UnboundedReceiver<(usize, Event)>,
     ready: VecDeque<ChoiceUpdate>,
-    closing: watch::Receiver<bool>,
+    closing: watch::Receiver<Closing>,
     event_timeout: Duration,
     /// When to time out without an event from the engine.
     silence: Instant,
@@ -308,18 +313,20 @@ impl Generation {
 
 /// The engine's next event, `None` if it has stopped; an error once requests must end.
 pub(super) async fn next_event(
-    closing: &mut watch::Receiver<bool>,
+    closing: &mut watch::Receiver<Closing>,
     events: &mut mpsc::UnboundedReceiver<(usize, Event)>,
     until: Instant,
 ) -> Result<Result<Option<(usize, Event)>, Elapsed>, ApiError> {
     let closing = async {
-        if closing.wait_for(|closing| *closing).await.is_err() {
-            std::future::pending::<()>().await;
+        let found = closing.wait_for(|closing| *closing != Closing::No).await.map(|it| *it);
+        match found {
+            Ok(closing) => closing,
+            Err(_) => std::future::pending().await,
         }
     };
     tokio::select! {
         biased;
-        () = closing => Err(draining()),
+        closing = closing => Err(closing.error()),
         event = timeout_at(until, events.recv()) => Ok(event),
     }
 }
@@ -429,9 +436,4 @@ pub(super) fn failed(message: String, retryable: bool) -> ApiError {
 
 pub(super) fn stopped(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message).with_code("engine_stopped")
-}
-
-/// The error for new requests while draining and for running ones when it ends.
-pub(super) fn draining() -> ApiError {
-    ApiError::new(ErrorKind::Unavailable, "the server is shutting down").with_code("draining")
 }

@@ -6,26 +6,39 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod app;
 mod batch;
+mod closing;
+mod connections;
 mod dialect;
 mod error;
 mod generation;
 mod keys;
+mod limits;
 mod metrics;
+mod model_host;
 mod model_info;
 mod model_store;
 mod openapi;
+mod registry;
 mod response_store;
 mod routes;
 mod scripted;
 mod serve;
+mod served_model;
 mod stream;
 mod tls;
 mod usage;
 
-pub use app::{LogSink, Server, ServerLimits};
+pub use admission::{NoRoom, check_room};
+pub use app::{LogSink, Server};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
+pub use limits::ServerLimits;
+pub use model_host::{
+    AddedModel, CheckedPackage, HostError, HostOptions, LoadReport, Machine, MemoryShare,
+    ModelCard, ModelEntry, ModelHost, PackageCheck, StartedModel,
+};
 pub use model_info::ModelInfo;
 pub use model_store::{ModelStore, ModelStoreError, PullReport, PullStatus};
 pub use scripted::{Script, ScriptError};

@@ -2,6 +2,7 @@
 //! dashboards, load generators and gateways ask for them; both show the same numbers.
 
 mod drafts;
+mod front;
 mod ranks;
 
 use std::{
@@ -19,6 +20,7 @@ use shardpack_engine_api::{EngineState, EngineStatus};
 
 use super::usage::AnswerUsage;
 use drafts::DraftCounters;
+pub(super) use front::{FrontMetrics, merged};
 use ranks::RankGauges;
 
 /// Seconds, from a token's to a long answer's.
@@ -40,22 +42,11 @@ struct Finished {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Response {
-    path: &'static str,
-    status: u32,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Refused {
-    code: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Adjusted {
     change: &'static str,
 }
 
-/// Counters of one server.
+/// Counters of one model.
 pub(super) struct Metrics {
     registry: Registry,
     running: Gauge,
@@ -69,8 +60,6 @@ pub(super) struct Metrics {
     whole: Histogram,
     prompt_lengths: Histogram,
     answer_lengths: Histogram,
-    responses: Family<Response, Counter>,
-    refused: Family<Refused, Counter>,
     ignored: Counter,
     adjusted: Family<Adjusted, Counter>,
     adjusted_requests: Counter,
@@ -89,6 +78,13 @@ struct Rate {
     since: Instant,
     tokens: u64,
     last: f64,
+}
+
+/// A registry's metrics as text.
+fn encoded(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("strings take everything");
+    text
 }
 
 /// Registers a metric under our own name and, where there is one, vLLM's.
@@ -188,10 +184,6 @@ impl Metrics {
             "request_generation_tokens",
             "Completion length in tokens"
         );
-        let responses =
-            register!(r, Family::default(), "http_responses", "HTTP responses by route and status");
-        let refused =
-            register!(r, Family::default(), "refused_requests", "Refused requests, by error code");
         let ignored =
             register!(r, Counter::default(), "ignored_parameters", "Ignored request parameters");
         let adjusted = register!(
@@ -232,8 +224,6 @@ impl Metrics {
             whole,
             prompt_lengths,
             answer_lengths,
-            responses,
-            refused,
             ignored,
             adjusted,
             adjusted_requests,
@@ -248,27 +238,20 @@ impl Metrics {
         }
     }
 
-    /// The text that Prometheus reads.
-    pub(super) fn text(&self, engine: &EngineStatus) -> String {
-        self.up.set(i64::from(engine.state == EngineState::Ready));
-        self.ranks.set(i64::from(engine.ranks));
-        self.engine_requests.set(i64::from(engine.active_requests));
-        self.by_rank.set(engine);
-        self.drafts.set(engine);
-        let mut text = String::new();
-        encode(&mut text, &self.registry).expect("strings take everything");
-        text
-    }
-
-    /// A response has been made.
-    pub(super) fn responded(&self, path: &'static str, status: u16) {
-        let labels = Response { path, status: u32::from(status) };
-        self.responses.get_or_create(&labels).inc();
-    }
-
-    /// A request was refused.
-    pub(super) fn refused(&self, code: &str) {
-        self.refused.get_or_create(&Refused { code: code.to_owned() }).inc();
+    /// The text that Prometheus reads; a model that is not loaded has no engine.
+    pub(super) fn text(&self, engine: Option<&EngineStatus>) -> String {
+        let is_ready = engine.is_some_and(|engine| engine.state == EngineState::Ready);
+        self.up.set(i64::from(is_ready));
+        self.ranks.set(engine.map_or(0, |engine| i64::from(engine.ranks)));
+        self.engine_requests.set(engine.map_or(0, |engine| i64::from(engine.active_requests)));
+        match engine {
+            Some(engine) => {
+                self.by_rank.set(engine);
+                self.drafts.set(engine);
+            }
+            None => self.by_rank.clear(),
+        }
+        encoded(&self.registry)
     }
 
     /// A conversation was changed so that the chat template renders it.

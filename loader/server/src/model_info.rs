@@ -14,6 +14,16 @@ pub struct ModelInfo {
     pub family: String,
     /// Repository on the hub (`org/model`), if it came from there.
     pub repository: Option<String>,
+    /// Commit of the repository.
+    pub commit: Option<String>,
+    /// The file of the repository that it was made of, where that is one GGUF file.
+    pub gguf: Option<String>,
+    /// What was chosen at its conversion beside bits and the number of ranks.
+    pub conversion: Vec<String>,
+    /// Ranks that it is sharded for.
+    pub ranks: u32,
+    /// Nodes that hold its packages, in rank order; none where they are on the server's machine.
+    pub nodes: Vec<String>,
     /// Elements of all its weights.
     pub parameter_count: u64,
     /// Bits per weight of most of its matrices; 16 where they are not quantized.
@@ -87,6 +97,19 @@ impl ModelInfo {
             add(key, count.into());
         }
         keys
+    }
+
+    /// Where it came from, for whoever looks for a newer one.
+    pub(super) fn source(&self) -> Value {
+        json!({
+            "repository": self.repository,
+            "commit": self.commit,
+            "gguf": self.gguf,
+            "bits": self.bits,
+            "ranks": self.ranks,
+            "conversion": self.conversion,
+            "nodes": self.nodes,
+        })
     }
 
     /// `details`, as Ollama has them.

@@ -187,7 +187,10 @@ fn members(target: Target) -> Vec<Member> {
             all(&[&[input], EMBEDDINGS])
         }
         Target::Rerank => RERANK.to_vec(),
-        Target::OllamaShow => vec![required("model", STRING)],
+        Target::OllamaShow | Target::LoadModel | Target::UnloadModel | Target::VerifyModel => {
+            vec![required("model", STRING)]
+        }
+        Target::SwapModel => vec![required("model", STRING), required("set", STRING)],
         Target::OllamaPull => vec![required("model", STRING), optional("stream", BOOLEAN)],
         Target::Tokenize => vec![required("prompt", STRING)],
         Target::Detokenize => vec![required("tokens", TOKENS)],

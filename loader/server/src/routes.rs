@@ -41,6 +41,10 @@ pub(super) enum Target {
     Props,
     Models,
     Model,
+    LoadModel,
+    UnloadModel,
+    SwapModel,
+    VerifyModel,
     CountTokens,
     Tokenize,
     Detokenize,
@@ -71,6 +75,10 @@ const fn post(path: &'static str, target: Target, shape: Shape, summary: &'stati
     Route { method: "POST", path, target, scope: Some(Scope::Infer), shape, summary }
 }
 
+const fn admin(path: &'static str, target: Target, summary: &'static str) -> Route {
+    Route { method: "POST", path, target, scope: Some(Scope::Admin), shape: Shape::OpenAi, summary }
+}
+
 const fn ollama(
     path: &'static str,
     target: Target,
@@ -99,6 +107,10 @@ pub(super) const ROUTES: &[Route] = &[
     get("/props", Target::Props, Some(Scope::Infer), "Default sampling, context and chat template"),
     get("/v1/models", Target::Models, Some(Scope::Infer), "The models served"),
     get("/v1/models/{*id}", Target::Model, Some(Scope::Infer), "One model"),
+    admin("/v1/models/load", Target::LoadModel, "Load a model, and wait until it answers"),
+    admin("/v1/models/unload", Target::UnloadModel, "Unload a model after its running requests"),
+    admin("/v1/models/swap", Target::SwapModel, "Serve a model from another set, without a pause"),
+    admin("/v1/models/verify", Target::VerifyModel, "Verify every byte of a model's packages"),
     post(
         "/v1/chat/completions",
         Target::Generate(Dialect::Chat),

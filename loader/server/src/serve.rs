@@ -1,25 +1,42 @@
 //! Runs the server: from a bound socket to a graceful shutdown.
 
 use std::{
-    future::{Future, IntoFuture, pending},
+    convert::Infallible,
+    future::{Future, pending},
     io,
     net::TcpListener,
+    pin::pin,
+    sync::Arc,
     time::Duration,
 };
 
-use axum::serve::ListenerExt;
-use std::sync::Arc;
-
+use axum::{Router, http::Request, response::Response};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use tokio::{
-    sync::{Notify, oneshot},
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::{Notify, oneshot, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
-use super::{app::Server, tls::TlsListener};
+use super::{
+    app::{AppState, Server},
+    connections::{Connections, Entered, NoPlace, RunningBody},
+};
 
 /// Time to flush the last bytes once every response is complete or aborted.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause after a failed accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Listen backlog; the system may lower it.
 const BACKLOG: i32 = 4096;
 /// Threads that serve connections: they only move text, the cores belong to the engine.
@@ -45,24 +62,17 @@ pub async fn serve(
     let stopped = async {
         let _ = stopped.await;
     };
+    // Ends with this function.
     let mut watching = JoinSet::new();
-    let mut serving = if let Some(tls) = &server.app.tls {
-        // Ends with this function.
+    watching.spawn(Arc::clone(&server.app.models).tend());
+    if let Some(tls) = &server.app.tls {
         watching.spawn(Arc::clone(tls).watch());
-        let listener = TlsListener::new(listener, Arc::clone(tls))?;
-        let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
-        tokio::spawn(serving.into_future())
-    } else {
-        let listener = listener.tap_io(|connection| {
-            // Tokens are small and must not wait for each other; without it they are only slower.
-            let _ = connection.set_nodelay(true);
-        });
-        let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
-        tokio::spawn(serving.into_future())
-    };
+    }
+    let mut serving =
+        tokio::spawn(accept(listener, server.router(), Arc::clone(&server.app), stopped));
     tokio::select! {
         () = shutdown => {}
-        result = &mut serving => return result.map_err(io::Error::other)?,
+        result = &mut serving => return result.map_err(io::Error::other),
     }
 
     let app = &server.app;
@@ -70,13 +80,110 @@ pub async fn serve(
     // All slots are free when no request is running; until then the port stays open for 503s.
     let all = app.slots.acquire_many(app.limits.active_requests);
     if timeout(app.limits.drain_timeout, all).await.is_err() {
-        app.closing.send_replace(true);
+        app.models.close();
     }
     let _ = stop.send(());
     if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
         serving.abort();
     }
     Ok(())
+}
+
+/// Serves connections until `stopped`, then lets the requests under way end.
+async fn accept(
+    listener: tokio::net::TcpListener,
+    router: Router,
+    app: Arc<AppState>,
+    stopped: impl Future<Output = ()>,
+) {
+    let connections = Connections::new(app.limits.connections);
+    let closing = watch::Sender::new(());
+    let mut served = JoinSet::new();
+    let mut stopped = pin!(stopped);
+    loop {
+        // What has ended takes no memory.
+        while served.try_join_next().is_some() {}
+        let accepted = tokio::select! {
+            () = &mut stopped => break,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((connection, address)) = accepted else {
+            // Mostly for lack of descriptors.
+            connections.make_room();
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let entered = loop {
+            match connections.enter(address.ip()) {
+                Err(NoPlace::Later(wait)) => sleep(wait).await,
+                other => break other,
+            }
+        };
+        // Closed at once where every connection has a request under way.
+        let Ok(entered) = entered else { continue };
+        // Tokens are small and must not wait for each other; without it they are only slower.
+        let _ = connection.set_nodelay(true);
+        let (router, closed, app) = (router.clone(), closing.subscribe(), Arc::clone(&app));
+        served.spawn(async move {
+            let told = Arc::clone(&entered);
+            tokio::select! {
+                () = told.gives_way() => {}
+                () = attend(connection, router, &app, entered, closed) => {}
+            }
+        });
+    }
+    drop((listener, closing));
+    while served.join_next().await.is_some() {}
+}
+
+/// Serves one connection to its end.
+async fn attend(
+    connection: TcpStream,
+    router: Router,
+    app: &AppState,
+    entered: Arc<Entered>,
+    closed: watch::Receiver<()>,
+) {
+    match &app.tls {
+        None => converse(connection, router, app.limits.head_timeout, entered, closed).await,
+        Some(tls) => {
+            // One that fails is its caller's affair.
+            if let Ok(connection) = tls.accept(connection).await {
+                converse(connection, router, app.limits.head_timeout, entered, closed).await;
+            }
+        }
+    }
+}
+
+async fn converse(
+    connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    head_timeout: Duration,
+    entered: Arc<Entered>,
+    mut closed: watch::Receiver<()>,
+) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let running = entered.begin();
+        let response = router.call(request);
+        async move {
+            let response: Result<Response, Infallible> = response.await;
+            response.map(|response| response.map(|body| RunningBody { body, _running: running }))
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_timeout)
+        .serve_connection(TokioIo::new(connection), service);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        // What a client does wrong is its own affair.
+        _ = connection.as_mut() => return,
+        // An error: the sender is gone.
+        _ = closed.changed() => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
 }
 
 /// [`serve`] on a runtime of its own, for callers without one; returns when it does.

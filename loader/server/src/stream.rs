@@ -2,7 +2,8 @@
 
 use std::{
     convert::Infallible,
-    pin::Pin,
+    future::Future,
+    pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
 };
@@ -56,6 +57,53 @@ pub(super) fn respond(
         let _: Option<()> = task.run(first).await;
     });
     events(content_type, Body::from_stream(Frames(receiver)))
+}
+
+/// Responds with a stream whose generation begins later, or ends with an error before. Comments keep
+/// it open, where its form has any.
+pub(super) fn respond_later(
+    begin: impl Future<Output = Result<(Generation, Box<dyn Writer>), (ApiError, Box<dyn Writer>)>>
+    + Send
+    + 'static,
+    [content_type, comment]: [&'static str; 2],
+    options: StreamOptions,
+    writers: &Handle,
+) -> Response {
+    let (frames, receiver) = mpsc::channel(FRAMES_AHEAD);
+    writers.spawn(async move {
+        // As for a generation that has begun.
+        let _: Option<()> = wait(begin, comment, frames, options).await;
+    });
+    events(HeaderValue::from_static(content_type), Body::from_stream(Frames(receiver)))
+}
+
+async fn wait(
+    begin: impl Future<Output = Result<(Generation, Box<dyn Writer>), (ApiError, Box<dyn Writer>)>>
+    + Send
+    + 'static,
+    comment: &str,
+    frames: mpsc::Sender<Bytes>,
+    options: StreamOptions,
+) -> Option<()> {
+    let mut begin = pin!(begin);
+    let begun = loop {
+        send(&frames, &mut comment.to_owned(), options).await?;
+        let deadline = Instant::now() + options.keep_alive;
+        tokio::select! {
+            biased;
+            () = frames.closed() => return None,
+            begun = timeout_at(deadline, &mut begin) => if let Ok(begun) = begun { break begun; },
+        }
+    };
+    match begun {
+        Ok((generation, writer)) => Task { generation, writer, frames, options }.run(None).await,
+        Err((error, mut writer)) => {
+            let mut out = String::new();
+            writer.begin(&mut out);
+            writer.fail(&error, &mut out);
+            send(&frames, &mut out, options).await
+        }
+    }
 }
 
 /// Responds with a stream that holds only an error.
@@ -137,12 +185,20 @@ impl Task {
     }
 
     async fn send(&mut self, out: &mut String) -> Option<()> {
-        if out.is_empty() {
-            return Some(());
-        }
-        let frame = Bytes::from(std::mem::take(out));
-        timeout(self.options.write_timeout, self.frames.send(frame)).await.ok()?.ok()
+        send(&self.frames, out, self.options).await
     }
+}
+
+async fn send(
+    frames: &mpsc::Sender<Bytes>,
+    out: &mut String,
+    options: StreamOptions,
+) -> Option<()> {
+    if out.is_empty() {
+        return Some(());
+    }
+    let frame = Bytes::from(std::mem::take(out));
+    timeout(options.write_timeout, frames.send(frame)).await.ok()?.ok()
 }
 
 /// The frames as a body.

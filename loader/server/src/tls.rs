@@ -4,16 +4,13 @@
 use std::{
     fs::{self, File},
     io::{self, Read},
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use axum::serve::Listener;
 use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    net::TcpStream,
     time::{sleep, timeout},
 };
 use tokio_rustls::{
@@ -28,14 +25,8 @@ use tokio_rustls::{
 
 /// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
 const PEM_BYTES_MAX: u64 = 1 << 20;
-/// Most concurrent handshakes; more connections wait to be accepted.
-const HANDSHAKES_MAX: usize = 256;
-/// Time for a handshake; slow clients must not hold handshake slots.
+/// Time for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most connections whose handshake is done but which are not served yet.
-const READY_MAX: usize = 64;
-/// Pause after a failed accept, mostly for lack of file descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Interval at which the files are checked for changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -112,8 +103,11 @@ impl Tls {
         Ok(Self { files, state: Mutex::new((config, seen)), report })
     }
 
-    fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).0)
+    /// Answers a client's handshake, with the certificate that is in use now.
+    pub(super) async fn accept(&self, connection: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let config = Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).0);
+        let handshake = TlsAcceptor::from(config).accept(connection);
+        timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(io::Error::other)?
     }
 
     /// Reads the files again, if they changed or `force` says so. What cannot be used leaves the
@@ -225,73 +219,6 @@ fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
         return Err(TlsError::TooLarge { file: file.to_owned() });
     }
     Ok(bytes)
-}
-
-/// Connections whose handshake is done. Handshakes run concurrently, so that a silent client
-/// blocks no other.
-pub(super) struct TlsListener {
-    ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
-    address: SocketAddr,
-}
-
-impl TlsListener {
-    /// Begins to accept; the port closes when this is dropped.
-    pub(super) fn new(listener: TcpListener, tls: Arc<Tls>) -> io::Result<Self> {
-        let address = listener.local_addr()?;
-        let (sender, ready) = mpsc::channel(READY_MAX);
-        tokio::spawn(accept(listener, tls, sender));
-        Ok(Self { ready, address })
-    }
-}
-
-impl Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.ready.recv().await {
-            Some(connection) => connection,
-            // The accepting task ends with this listener alone.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        Ok(self.address)
-    }
-}
-
-async fn accept(
-    listener: TcpListener,
-    tls: Arc<Tls>,
-    ready: mpsc::Sender<(TlsStream<TcpStream>, SocketAddr)>,
-) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    loop {
-        let accepted = async {
-            let permit = Arc::clone(&handshakes).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
-        let (permit, accepted) = tokio::select! {
-            () = ready.closed() => return,
-            accepted = accepted => accepted,
-        };
-        let Ok((connection, address)) = accepted else {
-            sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        // Tokens are small and must not wait for each other; without it they are only slower.
-        let _ = connection.set_nodelay(true);
-        let acceptor = TlsAcceptor::from(tls.config());
-        let ready = ready.clone();
-        tokio::spawn(async move {
-            let _permit = permit;
-            if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(connection)).await {
-                // The server may have closed meanwhile.
-                let _ = ready.send((stream, address)).await;
-            }
-        });
-    }
 }
 
 #[cfg(test)]

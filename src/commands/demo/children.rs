@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    env,
     ffi::OsStr,
     io::{BufRead, BufReader},
     path::Path,
@@ -15,7 +14,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 
-use crate::args::EngineChoice;
+use crate::{args::EngineChoice, own_program};
 
 /// For a process to say that it is up; the demo's model loads in a fraction of a second.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
@@ -62,8 +61,7 @@ pub(in crate::commands) fn serve(
 }
 
 fn own_program() -> anyhow::Result<Command> {
-    let mut command =
-        Command::new(env::current_exe().context("cannot find this program's own file")?);
+    let mut command = Command::new(own_program::path()?);
     // Their notes for people would stand between the demo's lines.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(command)

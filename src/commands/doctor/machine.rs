@@ -58,7 +58,8 @@ fn operating_system() -> String {
     name.map_or(std::env::consts::OS, |name| name.trim_matches('"')).to_owned()
 }
 
-fn memory_bytes() -> Option<u64> {
+/// Bytes of this machine's memory.
+pub(in crate::commands) fn memory_bytes() -> Option<u64> {
     if cfg!(target_os = "macos") {
         return ask("sysctl", &["-n", "hw.memsize"]).ok()?.trim().parse().ok();
     }
@@ -164,7 +165,8 @@ fn macos(report: &mut Report) {
     let MacosVersion(least_major, least_minor) = system::JACCL_MACOS;
     let found = found.expected(format!("{least_major}.{least_minor} or later for JACCL"));
     let is_old = version < system::JACCL_MACOS;
-    let advice = "collectives own works; for JACCL update macOS and install the engine again";
+    let advice =
+        "the built-in collectives work; for JACCL update macOS and install the engine again";
     report.find(NAME, Finding { advice: if is_old { advice } else { "" }.to_owned(), ..found });
 }
 
@@ -192,7 +194,7 @@ fn wired_limit(report: &mut Report) {
 }
 
 /// Runs a program and returns its output.
-pub(super) fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+pub(in crate::commands) fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program);
     command.args(arguments);
     output(command, PROGRAM_TIMEOUT)

@@ -1,6 +1,6 @@
 //! What clients are told of a served model, from the manifests of its packages.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use shardpack_manifests::{
     Manifest, TensorShard,
@@ -24,6 +24,11 @@ pub(super) fn of(manifests: &[Manifest]) -> ModelInfo {
         size_bytes: files.map(|file| file.size).sum(),
         family: spec.model_type.clone(),
         repository: first.source.repo.clone(),
+        commit: first.source.commit.clone(),
+        gguf: gguf(first),
+        conversion: conversion(first),
+        ranks: first.layout.ranks,
+        nodes: Vec::new(),
         parameter_count: tensors.values().map(|tensor| weights(tensor, quantization)).sum(),
         bits: quantization.bits,
         dtype: quantization.dtype.to_string().to_uppercase(),
@@ -34,6 +39,25 @@ pub(super) fn of(manifests: &[Manifest]) -> ModelInfo {
         ffn_size: spec.ffn.size,
         vocab_size: spec.vocab_size,
     }
+}
+
+/// The file that it was made of, where that is a GGUF file.
+fn gguf(manifest: &Manifest) -> Option<String> {
+    let mut names = manifest.source.files.iter().map(|file| &file.name);
+    names.find(|name| Path::new(name).extension().is_some_and(|it| it == "gguf")).cloned()
+}
+
+/// Options of its conversion that a conversion by bits and nodes alone would leave away.
+fn conversion(manifest: &Manifest) -> Vec<String> {
+    let Manifest { source, quantization, layout, .. } = manifest;
+    let chosen = [
+        ("--adapter", !source.adapters.is_empty()),
+        ("--subfolder", source.subfolder.is_some()),
+        ("--ignore-config-key", !source.ignored_config_keys.is_empty()),
+        ("--imatrix", quantization.importance.is_some()),
+        ("--stages", !layout.stages.is_empty()),
+    ];
+    chosen.iter().filter(|(_, is_chosen)| *is_chosen).map(|(name, _)| (*name).to_owned()).collect()
 }
 
 /// The element type of packed weights.

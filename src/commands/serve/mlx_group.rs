@@ -15,6 +15,12 @@ use crate::{
     progress::say,
 };
 
+/// The refusal of collectives that are not encrypted.
+pub(super) fn unencrypted(what: &str) -> Failure {
+    Failure::from(anyhow!("{what} not encrypted, and --require-encryption was given"))
+        .hint("use --collectives auto, which is TCP inside TLS between machines then")
+}
+
 /// A ring on this machine that was formed in a recovery.
 pub(super) struct FormedRing {
     recovery: u32,
@@ -39,16 +45,19 @@ impl MlxGroup {
         let wrong = |error: DistributedError| {
             Failure::from(error).hint("see `shardpack serve --help` on --hostfile")
         };
-        let is_jaccl = match args.engine.collectives {
-            CollectivesName::Auto | CollectivesName::Own if args.network.hostfile.is_none() => {
+        let which = args.engine.collectives;
+        if which.are_own() {
+            if args.network.hostfile.is_none() {
                 return Ok(None);
             }
-            CollectivesName::Auto | CollectivesName::Own => {
-                return Err(anyhow!("--hostfile is for --collectives ring or jaccl").into());
-            }
-            CollectivesName::Ring => false,
-            CollectivesName::Jaccl => true,
-        };
+            return Err(
+                anyhow!("--hostfile is for --collectives ring, jaccl and jaccl-ring").into()
+            );
+        }
+        if args.require_encryption {
+            return Err(unencrypted("MLX's ring and JACCL are"));
+        }
+        let is_jaccl = which != CollectivesName::Ring;
         if args.engine.engine != EngineName::Mlx {
             return Err(
                 anyhow!("ring and jaccl are MLX's collectives: they need --engine mlx").into()
@@ -58,6 +67,9 @@ impl MlxGroup {
             args.network.hostfile.as_deref().map(HostFile::read).transpose().map_err(wrong)?;
         let port = args.network.collectives_port;
         let mlx_group = match (file, is_jaccl) {
+            (Some(file), true) if which == CollectivesName::JacclRing => {
+                Self::Fixed(file.jaccl_ring(port).map_err(wrong)?)
+            }
             (Some(file), true) => Self::Fixed(file.jaccl(port).map_err(wrong)?),
             (Some(file), false) => Self::Fixed(file.ring(port).map_err(wrong)?),
             (None, true) => {
@@ -93,7 +105,7 @@ impl MlxGroup {
             if unused > 0 {
                 say(&format!(
                     "jaccl: a mesh uses one cable of each pair, and up to {unused} more stay unused; \
-                     \"backend\": \"jaccl-ring\" in the host file uses all of them"
+                     --collectives jaccl-ring uses all of them"
                 ));
             }
         }

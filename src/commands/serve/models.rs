@@ -83,7 +83,8 @@ impl Models {
                 "model '{name}' not found: expected organisation/model of the hub, or a name that `shardpack list` shows"
             ))
         })?;
-        Ok(PullRequest { source, bits, nodes: self.nodes, cancel: Cancel::default() })
+        let cancel = Cancel::default();
+        Ok(PullRequest { source, bits, nodes: self.nodes, served_as: None, cancel })
     }
 }
 

@@ -3,35 +3,54 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, anyhow, ensure};
 use serde_json::Value;
 use shardpack_cluster::{
-    Announcement, Node, RecoveryOptions, Restart, SupervisorOptions, Survivors,
+    Announcement, LinkChoice, Node, RecoveryOptions, Repair, Restart, RestartError,
+    SupervisorOptions, Survivors, WeightsSource,
 };
+use shardpack_engine::loading::send_package;
 use shardpack_identity::Endpoint;
 use shardpack_manifests::Manifest;
 use shardpack_transfer::protocol::{PackageKey, Timeouts};
+use shardpack_transfer::push::finish_activations;
 use shardpack_transfer::receive::{ClientError, NodeClient};
+use shardpack_transfer::repair::{RepairOptions, RepairReport, repair as repair_node};
 use tempfile::TempDir;
 
-use super::mlx_group::MlxGroup;
+use super::mlx_group::{MlxGroup, unencrypted};
 use crate::{
-    args::EngineChoice,
+    args::{CollectivesName, EngineChoice, ServeArgs},
     commands::{
-        ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
+        cluster,
+        ranks::{
+            self, FrontName, Membership, PackageSource, RankEndpoint, RankParameters, STREAM_RANK,
+            StartedRank, StreamRank, StreamedPackage,
+        },
         threads,
     },
     failure::Failure,
+    progress::{say, size},
 };
 
-/// How the ranks are supervised.
-pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
+/// How the ranks are supervised and linked.
+pub(super) fn options(args: &ServeArgs) -> Result<SupervisorOptions, Failure> {
     // MLX's collectives have no timeout for a lost rank.
-    let survivors = if engine.has_deadlines() { Survivors::Stay } else { Survivors::Restart };
-    let recovery = RecoveryOptions { survivors, ..RecoveryOptions::default() };
-    SupervisorOptions { recovery, ..SupervisorOptions::default() }
+    let survivors = if args.engine.has_deadlines() { Survivors::Stay } else { Survivors::Restart };
+    let resume_timeout = Duration::from_secs(args.resume_timeout);
+    let recovery = RecoveryOptions { survivors, resume_timeout, ..RecoveryOptions::default() };
+    let links = match args.engine.collectives {
+        CollectivesName::Rdma if args.require_encryption => {
+            return Err(unencrypted("RDMA is"));
+        }
+        CollectivesName::Rdma => LinkChoice::Rdma,
+        CollectivesName::Auto if !args.require_encryption => LinkChoice::Auto,
+        _ => LinkChoice::Tcp,
+    };
+    Ok(SupervisorOptions { recovery, links, ..SupervisorOptions::default() })
 }
 
 /// What the ranks of this machine have in common.
@@ -54,7 +73,9 @@ impl Local {
             folder: folder_of_rank,
         });
         let name = format!("rank {rank}");
-        ranks::start(&name, folder, self.threads, &self.engine, &RankEndpoint::LOOPBACK, member)
+        let (endpoint, keep) = (&RankEndpoint::LOOPBACK, Duration::ZERO);
+        let source = PackageSource::Folder(folder);
+        ranks::start(&name, source, self.threads, &self.engine, endpoint, member, keep)
     }
 }
 
@@ -74,21 +95,31 @@ pub(super) fn local(
         let restart: Restart = Arc::new(move |recovery| {
             let started = again.start(rank, &folder, recovery);
             let StartedRank { process, announcement } =
-                started.map_err(|error| format!("{error:#}"))?;
+                started.map_err(|error| RestartError::Failed(format!("{error:#}")))?;
             Ok((announcement, Some(process)))
         });
         let (name, restart) = (format!("rank {rank}"), Some(restart));
-        Ok(Node { name, announcement, credentials: None, process: Some(process), restart })
+        Ok(Node {
+            name,
+            announcement,
+            credentials: None,
+            process: Some(process),
+            restart,
+            weights: None,
+            repair: None,
+        })
     };
     (0..).zip(folders).map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
 }
 
-/// Asks one running node per package to start its rank.
-pub(super) fn remote(
-    nodes: &[Endpoint],
+/// The node of each package, which have to be as many; none where ranks run on this machine.
+pub(super) fn places(
+    nodes: Vec<Endpoint>,
     manifests: &[Manifest],
-    mlx_group: Option<MlxGroup>,
-) -> Result<Vec<Node>, Failure> {
+) -> Result<Vec<(Endpoint, PackageKey)>, Failure> {
+    if nodes.is_empty() {
+        return Ok(Vec::new());
+    }
     if nodes.len() != manifests.len() {
         let error = anyhow!(
             "the set has {} packages and {} nodes were given",
@@ -97,28 +128,119 @@ pub(super) fn remote(
         );
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
+    // An activation that was interrupted is over once some node has the release as current.
+    cluster::tell_finished(&finish_activations(&nodes, Timeouts::default()));
+    let key = |manifest: &Manifest| PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+    Ok(nodes.into_iter().zip(manifests.iter().map(key)).collect())
+}
+
+/// Where the ranks of nodes have their packages.
+pub(super) enum RankPackages<'a> {
+    /// On the nodes, which are repaired where a `set` is served; a front on a node serves none, and may
+    /// not write to the others.
+    Stored { set: Option<&'a Path> },
+    /// In these folders of this machine, in rank order, with their manifests.
+    Streamed(&'a [PathBuf], &'a [Manifest]),
+}
+
+/// Asks the nodes to start the ranks of these packages.
+pub(super) fn remote(
+    places: Vec<(Endpoint, PackageKey)>,
+    packages: &RankPackages<'_>,
+    mlx_group: Option<MlxGroup>,
+    takes_over: bool,
+) -> Result<Vec<Node>, Failure> {
     let mlx_group = Arc::new(mlx_group);
-    let start = |(node, manifest): (&Endpoint, &Manifest)| {
-        let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+    let nodes: Vec<Endpoint> = places.iter().map(|(node, _)| node.clone()).collect();
+    let front = FrontName::generate(takes_over)?;
+    // Once it has a rank, it is started again for this front, and not taken from another.
+    let again = FrontName { takes_over: false, ..front.clone() };
+    let start = |(index, (node, package)): (usize, (Endpoint, PackageKey))| {
+        let streamed = match packages {
+            RankPackages::Stored { .. } => None,
+            RankPackages::Streamed(folders, manifests) => {
+                Some((folders[index].clone(), StreamedPackage::of(&manifests[index])))
+            }
+        };
         let (own, mlx_group) = (node.clone(), Arc::clone(&mlx_group));
-        let invite = move |recovery| invite(&own, package, mlx_group.as_ref().as_ref(), recovery);
-        let announcement = invite(0).map_err(uninvited)?;
+        let described = streamed.as_ref().map(|(_, package)| package.clone());
+        let invite = move |front: &FrontName, recovery| match &described {
+            Some(package) => invite_streamed(&own, package, front),
+            None => invite(&own, package, mlx_group.as_ref().as_ref(), front, recovery),
+        };
+        let is_streamed = streamed.is_some();
+        let announcement = invite(&front, 0).map_err(|error| uninvited(error, is_streamed))?;
+        let again = again.clone();
         let restart: Restart = Arc::new(move |recovery| {
-            let announcement = invite(recovery).map_err(|error| format!("{error:#}"))?;
+            let announcement = invite(&again, recovery).map_err(|error| not_restarted(&error))?;
             Ok((announcement, None))
         });
         let (name, restart) = (format!("node {node}"), Some(restart));
         let credentials = node.tls().map(|tls| tls.credentials.clone());
-        Ok(Node { name, announcement, credentials, process: None, restart })
+        let weights = streamed.map(|(folder, _)| {
+            let source: WeightsSource =
+                Arc::new(move |mut channel| send_package(&folder, &mut channel));
+            source
+        });
+        let repair = match packages {
+            RankPackages::Stored { set: Some(set) } => {
+                let (own, peers, set) = (node.clone(), nodes.clone(), (*set).to_owned());
+                let repair: Repair = Arc::new(move || repair(&own, &peers, &set, package));
+                Some(repair)
+            }
+            RankPackages::Stored { set: None } | RankPackages::Streamed(..) => None,
+        };
+        Ok(Node { name, announcement, credentials, process: None, restart, weights, repair })
     };
-    nodes.iter().zip(manifests).map(start).collect()
+    places.into_iter().enumerate().map(start).collect()
 }
 
-/// A node that refuses to start a rank usually lacks the package.
-fn uninvited(error: anyhow::Error) -> Failure {
+/// Replaces the damaged chunks of a package that a rank cannot load: from the other nodes, else from the
+/// set that is served.
+fn repair(
+    node: &Endpoint,
+    peers: &[Endpoint],
+    set: &Path,
+    package: PackageKey,
+) -> Result<(), String> {
+    let timeouts = Timeouts::default();
+    let options = RepairOptions { peers, set: Some(set), package: Some(package), timeouts };
+    let report = repair_node(node, &options)
+        .map_err(|error| format!("it was not repaired: {:#}", anyhow!(error)))?;
+    let RepairReport { repaired, sources, remaining, .. } = &report;
+    let sources: Vec<&str> = sources.keys().map(String::as_str).collect();
+    if repaired.chunks > 0 {
+        let (chunks, bytes, from) = (repaired.chunks, size(repaired.bytes), sources.join(", "));
+        say(&format!("node {node}: {chunks} damaged chunks ({bytes}) were replaced, from {from}"));
+    }
+    if report.is_clean() {
+        Ok(())
+    } else {
+        Err(format!("it was not repaired: {}", remaining.join("; ")))
+    }
+}
+
+/// Why a node did not start a rank again.
+fn not_restarted(error: &anyhow::Error) -> RestartError {
+    let text = format!("{error:#}");
+    match error.downcast_ref() {
+        Some(ClientError::Connect(_) | ClientError::Wire { .. }) => RestartError::Unreachable(text),
+        Some(ClientError::Refused { .. }) if is_held(&text) => RestartError::Taken(text),
+        _ => RestartError::Failed(text),
+    }
+}
+
+/// Whether a node refuses because another server has the rank.
+fn is_held(refusal: &str) -> bool {
+    refusal.contains("--take-over")
+}
+
+/// A node that refuses to start a rank of a package of its own usually lacks it.
+fn uninvited(error: anyhow::Error, is_streamed: bool) -> Failure {
     let refused = matches!(error.downcast_ref(), Some(ClientError::Refused { .. }));
+    let is_held = is_held(&format!("{error:#}"));
     let failure = Failure::from(error);
-    if refused {
+    if refused && !is_held && !is_streamed {
         failure.hint("push the set to its nodes first: shardpack push SET --to NODE,…")
     } else {
         failure
@@ -130,16 +252,29 @@ fn invite(
     node: &Endpoint,
     package: PackageKey,
     mlx_group: Option<&MlxGroup>,
+    front: &FrontName,
     recovery: u32,
 ) -> anyhow::Result<Announcement> {
-    let parameters = match mlx_group {
-        None => Value::Null,
-        Some(mlx_group) => {
-            serde_json::to_value(RankParameters::Distributed(mlx_group.group(recovery)?))?
-        }
-    };
+    let distributed = mlx_group.map(|mlx_group| mlx_group.group(recovery)).transpose()?;
+    let start = RankParameters::Start { front: front.clone(), distributed };
+    let parameters = serde_json::to_value(start)?;
     let mut client = NodeClient::connect(node, Timeouts::default())?;
-    let answer = client.start_rank(package, &parameters)?;
+    announced(node, client.start_rank(package, &parameters)?)
+}
+
+/// Makes a node start the rank of a package that is sent to it then; an older process of it ends.
+fn invite_streamed(
+    node: &Endpoint,
+    package: &StreamedPackage,
+    front: &FrontName,
+) -> anyhow::Result<Announcement> {
+    let start = StreamRank { package: package.clone(), front: front.clone() };
+    let mut client = NodeClient::connect(node, Timeouts::default())?;
+    announced(node, client.operate(STREAM_RANK, &serde_json::to_value(start)?)?)
+}
+
+/// Where a node says that its rank is.
+fn announced(node: &Endpoint, answer: Value) -> anyhow::Result<Announcement> {
     let announcement: Announcement = serde_json::from_value(answer)
         .with_context(|| format!("node {node} did not start a rank"))?;
     // Its ranks have its key and no other.

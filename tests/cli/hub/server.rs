@@ -26,8 +26,15 @@ pub(crate) const COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 /// A hub with one model, `org/model`.
 pub(crate) struct Hub {
     address: String,
+    repository: Arc<Mutex<Repository>>,
     pub(crate) weight_bytes: Arc<AtomicU64>,
     weight_requests: Arc<AtomicU64>,
+}
+
+/// What the repository holds, and the only commit that it has.
+struct Repository {
+    commit: String,
+    files: BTreeMap<String, Vec<u8>>,
 }
 
 impl Hub {
@@ -38,17 +45,25 @@ impl Hub {
     pub(crate) fn of(files: BTreeMap<String, Vec<u8>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let files = Arc::new(Mutex::new(files));
+        let repository = Repository { commit: COMMIT.to_owned(), files };
+        let repository = Arc::new(Mutex::new(repository));
+        let served = Arc::clone(&repository);
         let weight_bytes = Arc::new(AtomicU64::new(0));
         let weight_requests = Arc::new(AtomicU64::new(0));
         let counts = [Arc::clone(&weight_bytes), Arc::clone(&weight_requests)];
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (files, counts) = (Arc::clone(&files), counts.clone());
-                thread::spawn(move || serve(stream.unwrap(), &files, &counts));
+                let (repository, counts) = (Arc::clone(&served), counts.clone());
+                thread::spawn(move || serve(stream.unwrap(), &repository, &counts));
             }
         });
-        Self { address, weight_bytes, weight_requests }
+        Self { address, repository, weight_bytes, weight_requests }
+    }
+
+    /// The repository has another commit, with these files.
+    pub(crate) fn publish(&self, model: &Path, commit: &str) {
+        let repository = Repository { commit: commit.to_owned(), files: files(model) };
+        *self.repository.lock().unwrap() = repository;
     }
 
     pub(crate) fn command(&self, folder: &Path, args: &[&str]) -> Command {
@@ -74,7 +89,7 @@ impl Hub {
 
 fn serve(
     mut stream: TcpStream,
-    files: &Mutex<BTreeMap<String, Vec<u8>>>,
+    repository: &Mutex<Repository>,
     [sent, requests]: &[Arc<AtomicU64>; 2],
 ) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
@@ -87,21 +102,24 @@ fn serve(
     });
     let mut posted = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut posted).unwrap();
-    let mut files = files.lock().unwrap();
+    let mut repository = repository.lock().unwrap();
+    let Repository { commit, files } = &mut *repository;
     let range = head.iter().find_map(|line| {
         let line = line.to_ascii_lowercase();
         let (first, last) = line.strip_prefix("range: bytes=")?.split_once('-')?;
         Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
     });
     let is_head = first.starts_with("HEAD ");
-    let resolve = format!("/org/model/resolve/{COMMIT}/");
-    let (status, extra, body) = if path == "/api/models/org/model/revision/main" {
+    let resolve = format!("/org/model/resolve/{commit}/");
+    let revision = "/api/models/org/model/revision/";
+    let named = path.strip_prefix(revision).is_some_and(|it| it == "main" || it == commit);
+    let (status, extra, body) = if named {
         (
             "200 OK",
             String::new(),
-            json!({ "id": "org/model", "sha": COMMIT }).to_string().into_bytes(),
+            json!({ "id": "org/model", "sha": commit }).to_string().into_bytes(),
         )
-    } else if path.starts_with(&format!("/api/models/org/model/tree/{COMMIT}")) {
+    } else if path.starts_with(&format!("/api/models/org/model/tree/{commit}")) {
         let list: Vec<Value> = files.iter().map(|(name, bytes)| entry(name, bytes)).collect();
         ("200 OK", String::new(), Value::from(list).to_string().into_bytes())
     } else if path == "/api/repos/create" {
@@ -122,7 +140,7 @@ fn serve(
                 files.insert(name, Base64::decode_vec(content).unwrap());
             }
         }
-        ("200 OK", String::new(), json!({ "commitOid": COMMIT }).to_string().into_bytes())
+        ("200 OK", String::new(), json!({ "commitOid": commit }).to_string().into_bytes())
     } else if let Some(file) = path.strip_prefix(&resolve).and_then(|name| files.get(name)) {
         let (first, last) = range.unwrap_or((0, file.len().saturating_sub(1)));
         if !is_head && path.ends_with(".safetensors") {

@@ -21,7 +21,7 @@ const CHUNKS: u64 = 14 + 2 + 3;
 
 /// Pushes over several streams; the report, and the streams that were lost with why.
 fn spread(scene: &Scene, address: SocketAddr) -> (NodeReport, Vec<(usize, String)>) {
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 6, streams: STREAMS };
+    let options = push_options(ALL, TIMEOUTS, 6, STREAMS);
     let targets = Target::in_rank_order(&[address.to_string()]);
     let lost = Mutex::new(Vec::new());
     let mut report = push(&scene.opened(), &targets, &options, &|event| {
@@ -41,7 +41,7 @@ fn assert_active(scene: &Scene, node: &TestNode, report: &NodeReport) {
 }
 
 /// As [`proxy`], for any number of connections, which `fault` is told apart by.
-fn proxy_each(
+pub(super) fn proxy_each(
     to: SocketAddr,
     fault: impl Fn(usize, u64, &mut [u8]) -> bool + Send + Sync + 'static,
 ) -> SocketAddr {
@@ -215,7 +215,8 @@ fn killed_processes_with_several_streams_go_on() {
     let scene = scene();
     let (set, store) = (scene.set_dir(), scene.store(7));
     let push = |address: &str| {
-        ["push", path(&set), "--to", address, "--streams", "3", "--json"].map(str::to_owned)
+        ["push", path(&set), "--to", address, "--streams", "3", "--retries", "0", "--json"]
+            .map(str::to_owned)
     };
     let sent = |output: &str| -> (u64, u64) {
         let report: Value = serde_json::from_str(output).unwrap();

@@ -35,6 +35,12 @@ pub enum FailureCode {
     Unknown,
     /// The rank's engine did not start.
     NotStarted,
+    /// The node does not know the operation.
+    NoOperation,
+    /// The operation failed.
+    NotOperated,
+    /// Another controller has taken over.
+    Replaced,
     /// A code of a later version.
     Other(u16),
 }
@@ -51,6 +57,9 @@ const CODES: &[(u16, FailureCode)] = &[
     (9, FailureCode::Damaged),
     (10, FailureCode::Unknown),
     (11, FailureCode::NotStarted),
+    (12, FailureCode::NoOperation),
+    (13, FailureCode::NotOperated),
+    (14, FailureCode::Replaced),
 ];
 
 impl FailureCode {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use shardpack_manifests::{
     digest::{CHUNK_BYTES, Digest},
     manifest::{MAX_MANIFEST_BYTES, Manifest},
@@ -13,12 +14,10 @@ use super::{
     failure::{Failure, FailureCode},
     frame::{FrameError, HEADER_BYTES},
     payload::{FieldError, Fields, clipped, put_bytes},
+    version::SPOKEN,
 };
 
-/// Version of the conversation. Both sides must say the same.
-pub const PROTOCOL: u16 = 1;
-
-/// Most bytes of a program's name and version.
+/// Most bytes of a program's name and version, and of an operation's name.
 const MAX_PROGRAM_BYTES: u64 = 64;
 /// Most bytes of a bitmap: one bit per chunk of a manifest of the largest size, whose chunks take
 /// at least 67 bytes of text each, rounded up per file.
@@ -29,6 +28,9 @@ const MAX_TEXT_BYTES: u64 = 4 << 10;
 pub const MAX_JSON_BYTES: u64 = 1 << 20;
 /// Bytes of the fields around variable ones, rounded up.
 const FIELD_BYTES: u64 = 64;
+
+/// Bytes of a [`ChunkPlace`]: a key and two indices.
+const PLACE_BYTES: usize = 32 + 4 + 4 + 4;
 
 /// Names a package on a node: its model, its layout, and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,6 +56,18 @@ impl std::str::FromStr for PackageKey {
         let key = Self { layout: layout.parse()?, rank: rank.parse().map_err(|_| wrong())? };
         // One spelling per key: it names a directory.
         if key.to_string() == text { Ok(key) } else { Err(wrong()) }
+    }
+}
+
+impl Serialize for PackageKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PackageKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -106,6 +120,35 @@ pub struct StartRank {
     pub parameters: String,
 }
 
+/// Something that a node is to do, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// What to do, such as `gc`; a node that does not know it refuses.
+    pub name: String,
+    /// JSON, read by whoever carries it out.
+    pub parameters: String,
+}
+
+/// Names a chunk of a package on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ChunkPlace {
+    /// The package.
+    pub package: PackageKey,
+    /// Index of the file in its manifest.
+    pub file: u32,
+    /// Index of the chunk.
+    pub chunk: u32,
+}
+
+/// What became of a chunk that was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The stored one is as its manifest says; nothing was written.
+    Intact,
+    /// The stored one was damaged and has been replaced.
+    Replaced,
+}
+
 /// One message.
 ///
 /// | type | message | payload |
@@ -128,17 +171,24 @@ pub struct StartRank {
 /// | 16 | `Failed` | u16 code, text |
 /// | 17 | `Join` | key, 32 bytes BLAKE3 of the manifest |
 /// | 18 | `Joined` | |
+/// | 19 | `Operate` | text name, text JSON |
+/// | 20 | `Operated` | text JSON |
+/// | 21 | `Fetch` | key, u32 file, u32 chunk |
+/// | 22 | `Fetched` | the chunk's bytes |
+/// | 23 | `Put` | key, u32 file, u32 chunk, the chunk's bytes |
+/// | 24 | `PutDone` | u8 outcome (0 intact, 1 replaced) |
 ///
 /// `text` and `bytes` are a u32 length and as many bytes; a key is the 32 bytes of a layout id
-/// and a u32 rank. Files are numbered in the manifest's order. Types 17 and 18 came later: a node
-/// that does not know them answers `Failed`, and is served on one stream.
+/// and a u32 rank. Files are numbered in the manifest's order. Types 17 to 24 came later: a node
+/// that does not know them answers `Failed`; it is served on one stream, and not repaired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First message of each side.
     Hello {
-        /// [`PROTOCOL`].
+        /// Of a caller the lowest version that it speaks, of a node the version that is used.
         protocol: u16,
-        /// Name and version of the program, for people.
+        /// Name and version of the program, and the versions that it speaks
+        /// ([`super::Versions`]).
         program: String,
     },
     /// A package that the node is to hold.
@@ -209,14 +259,37 @@ pub enum Message {
     Join(Join),
     /// They may.
     Joined,
+    /// Do something that has a name of its own.
+    Operate(Operation),
+    /// JSON: what came of it.
+    Operated(String),
+    /// Read a chunk of a stored package.
+    Fetch(ChunkPlace),
+    /// Its bytes, which the node has verified.
+    Fetched(Vec<u8>),
+    /// Replace a damaged chunk of a stored package.
+    Put {
+        /// Which.
+        place: ChunkPlace,
+        /// All of the chunk.
+        bytes: Vec<u8>,
+    },
+    /// The stored chunk is as its manifest says, on the disk.
+    PutDone(PutOutcome),
 }
 
 impl Message {
-    /// A greeting in this program's version.
+    /// A caller's greeting in all versions that this program speaks.
     #[must_use]
     pub fn hello() -> Self {
-        let program = concat!("shardpack ", env!("CARGO_PKG_VERSION")).to_owned();
-        Self::Hello { protocol: PROTOCOL, program }
+        Self::hello_in(SPOKEN.lowest)
+    }
+
+    /// A node's answer to a greeting: `protocol` is used.
+    #[must_use]
+    pub(super) fn hello_in(protocol: u16) -> Self {
+        let program = SPOKEN.named(concat!("shardpack ", env!("CARGO_PKG_VERSION")));
+        Self::Hello { protocol, program }
     }
 
     /// A failure with its sentence.
@@ -247,6 +320,12 @@ impl Message {
             Self::Failed(_) => 16,
             Self::Join(_) => 17,
             Self::Joined => 18,
+            Self::Operate(_) => 19,
+            Self::Operated(_) => 20,
+            Self::Fetch(_) => 21,
+            Self::Fetched(_) => 22,
+            Self::Put { .. } => 23,
+            Self::PutDone(_) => 24,
         }
     }
 
@@ -257,10 +336,13 @@ impl Message {
             2 => MAX_MANIFEST_BYTES + MAX_SET_BYTES + MAX_SIGNATURE_BYTES + FIELD_BYTES,
             3 => MAX_HELD_BYTES + FIELD_BYTES,
             4 => CHUNK_BYTES + 8,
-            5 | 7..=12 | 18 => FIELD_BYTES,
+            5 | 7..=12 | 18 | 21 | 24 => FIELD_BYTES,
+            22 => CHUNK_BYTES,
+            23 => CHUNK_BYTES + PLACE_BYTES as u64,
             17 => 2 * FIELD_BYTES,
             6 | 16 => MAX_TEXT_BYTES + FIELD_BYTES,
-            13..=15 => MAX_JSON_BYTES + FIELD_BYTES,
+            13..=15 | 20 => MAX_JSON_BYTES + FIELD_BYTES,
+            19 => MAX_PROGRAM_BYTES + MAX_JSON_BYTES + FIELD_BYTES,
             _ => return None,
         };
         Some(u32::try_from(bytes).expect("the limits add up to less than 4 GiB"))
@@ -311,7 +393,20 @@ impl Message {
                 head.extend_from_slice(&done_bytes.to_le_bytes());
                 head.extend_from_slice(&total_bytes.to_le_bytes());
             }
-            Self::Listing(json) | Self::RankStarted(json) => put_bytes(&mut head, json.as_bytes()),
+            Self::Listing(json) | Self::RankStarted(json) | Self::Operated(json) => {
+                put_bytes(&mut head, json.as_bytes());
+            }
+            Self::Operate(operation) => {
+                put_bytes(&mut head, clipped(&operation.name, MAX_PROGRAM_BYTES).as_bytes());
+                put_bytes(&mut head, operation.parameters.as_bytes());
+            }
+            Self::Fetch(place) => put_place(&mut head, *place),
+            Self::Fetched(bytes) => bulk = bytes,
+            Self::Put { place, bytes } => {
+                put_place(&mut head, *place);
+                bulk = bytes;
+            }
+            Self::PutDone(outcome) => head.push(u8::from(*outcome == PutOutcome::Replaced)),
             Self::StartRank(request) => {
                 put_key(&mut head, request.package);
                 put_bytes(&mut head, request.parameters.as_bytes());
@@ -329,13 +424,28 @@ impl Message {
         Self::parse_fields(kind, payload).map_err(|problem| FrameError::Payload { kind, problem })
     }
 
-    fn parse_fields(kind: u8, mut payload: Vec<u8>) -> Result<Self, FieldError> {
-        if kind == 4 {
-            let mut fields = Fields::new(&payload);
-            let (file, chunk) = (fields.u32()?, fields.u32()?);
-            // In place: a chunk's bytes are moved once and never copied to new memory.
-            payload.drain(..8);
-            return Ok(Self::Chunk { file, chunk, bytes: payload });
+    /// Parses a message that ends in a chunk's bytes, which are moved once, in place, and never copied
+    /// to new memory.
+    fn parse_chunk(kind: u8, mut payload: Vec<u8>) -> Result<Self, FieldError> {
+        let mut fields = Fields::new(&payload);
+        match kind {
+            4 => {
+                let (file, chunk) = (fields.u32()?, fields.u32()?);
+                payload.drain(..8);
+                Ok(Self::Chunk { file, chunk, bytes: payload })
+            }
+            23 => {
+                let place = take_place(&mut fields)?;
+                payload.drain(..PLACE_BYTES);
+                Ok(Self::Put { place, bytes: payload })
+            }
+            _ => Ok(Self::Fetched(payload)),
+        }
+    }
+
+    fn parse_fields(kind: u8, payload: Vec<u8>) -> Result<Self, FieldError> {
+        if matches!(kind, 4 | 22 | 23) {
+            return Self::parse_chunk(kind, payload);
         }
         let mut fields = Fields::new(&payload);
         let message = match kind {
@@ -383,6 +493,17 @@ impl Message {
             }
             17 => Self::Join(Join { package: take_key(&mut fields)?, manifest: fields.digest()? }),
             18 => Self::Joined,
+            19 => Self::Operate(Operation {
+                name: fields.text(MAX_PROGRAM_BYTES)?,
+                parameters: fields.text(MAX_JSON_BYTES)?,
+            }),
+            20 => Self::Operated(fields.text(MAX_JSON_BYTES)?),
+            21 => Self::Fetch(take_place(&mut fields)?),
+            24 => Self::PutDone(match fields.u8()? {
+                0 => PutOutcome::Intact,
+                1 => PutOutcome::Replaced,
+                _ => return Err("the outcome is neither 0 nor 1"),
+            }),
             _ => return Err("its type is unknown"),
         };
         fields.finish()?;
@@ -402,4 +523,13 @@ fn put_key(head: &mut Vec<u8>, key: PackageKey) {
 
 fn take_key(fields: &mut Fields) -> Result<PackageKey, FieldError> {
     Ok(PackageKey { layout: fields.digest()?, rank: fields.u32()? })
+}
+
+fn put_place(head: &mut Vec<u8>, place: ChunkPlace) {
+    put_key(head, place.package);
+    put_chunk_index(head, place.file, place.chunk);
+}
+
+fn take_place(fields: &mut Fields) -> Result<ChunkPlace, FieldError> {
+    Ok(ChunkPlace { package: take_key(fields)?, file: fields.u32()?, chunk: fields.u32()? })
 }

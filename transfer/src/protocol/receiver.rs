@@ -13,7 +13,8 @@ use shardpack_manifests::{
 use super::{
     failure::{Failure, FailureCode},
     held::SharedMap,
-    message::{Intent, Join, Message, Offer, PROTOCOL, PackageKey, StartRank},
+    message::{ChunkPlace, Intent, Join, Message, Offer, Operation, PackageKey, StartRank},
+    version::SPOKEN,
 };
 
 /// An offer that has been parsed and agrees with itself.
@@ -31,6 +32,45 @@ pub struct Incoming {
     pub manifest_bytes: Vec<u8>,
     /// Bytes of `model.sig`; empty without one.
     pub signature: Vec<u8>,
+}
+
+impl Incoming {
+    /// Parses an offer and checks that it agrees with itself.
+    pub fn parse(offer: Offer) -> Result<Self, Failure> {
+        let refused = |problem: String| failure(FailureCode::Refused, problem);
+        let chain = |what: &str, error: &dyn std::error::Error| {
+            let reason = error.source().map_or(String::new(), |source| format!(": {source}"));
+            refused(format!("{what}: {error}{reason}"))
+        };
+        let manifest =
+            Manifest::parse(&offer.manifest).map_err(|error| chain("manifest.json", &error))?;
+        let manifest_digest = Digest::of(&offer.manifest);
+        let layout = ids::layout_id(manifest.ids.model, &manifest.layout)
+            .map_err(|error| chain("layout", &error))?;
+        if layout != manifest.ids.layout {
+            let found = manifest.ids.layout;
+            return Err(refused(format!("layout id {found} does not follow from the manifest")));
+        }
+        if !offer.set.is_empty() {
+            let set = PackageSet::parse(&offer.set).map_err(|error| chain("set.json", &error))?;
+            if let Some(problem) = check_member(&set, manifest.rank, &manifest, None).first() {
+                return Err(refused(format!("the package is not of this set: {problem}")));
+            }
+            let listed = set.packages.get(manifest.rank as usize).map(|entry| entry.manifest);
+            if listed != Some(manifest_digest) {
+                let rank = manifest.rank;
+                return Err(refused(format!("the set lists another manifest for rank {rank}")));
+            }
+        }
+        Ok(Self {
+            intent: offer.intent,
+            key: PackageKey { layout, rank: manifest.rank },
+            manifest_digest,
+            manifest: Arc::new(manifest),
+            manifest_bytes: offer.manifest,
+            signature: offer.signature,
+        })
+    }
 }
 
 /// What the driver of a [`Receiver`] does next.
@@ -62,6 +102,18 @@ pub enum ReceiverAction {
     List,
     /// Start a rank and answer [`Message::RankStarted`].
     StartRank(StartRank),
+    /// Carry out an operation and answer [`Message::Operated`].
+    Operate(Operation),
+    /// Read a stored chunk, verify it and answer [`Message::Fetched`].
+    Fetch(ChunkPlace),
+    /// Replace a stored chunk that is damaged with these bytes, if they are its own, and answer
+    /// [`Message::PutDone`].
+    Put {
+        /// Which.
+        place: ChunkPlace,
+        /// The chunk; not verified.
+        bytes: Vec<u8>,
+    },
 }
 
 /// The node's state machine. Any step may instead end in [`Message::Failed`] and the connection's
@@ -102,16 +154,12 @@ impl Receiver {
     pub fn handle(&mut self, message: Message) -> Result<ReceiverAction, Failure> {
         match (&mut self.state, message) {
             (State::Silent, Message::Hello { protocol, program }) => {
-                if protocol != PROTOCOL {
-                    let problem =
-                        format!("{program} speaks protocol {protocol}, this node {PROTOCOL}");
-                    return Err(failure(FailureCode::Version, problem));
-                }
+                let common = SPOKEN.answer(protocol, &program)?;
                 self.state = State::Idle;
-                Ok(ReceiverAction::Reply(Message::hello()))
+                Ok(ReceiverAction::Reply(Message::hello_in(common)))
             }
             (State::Idle, Message::Offer(offer)) => {
-                let incoming = Box::new(parse_offer(offer)?);
+                let incoming = Box::new(Incoming::parse(offer)?);
                 self.state = State::Staging(incoming.clone());
                 Ok(ReceiverAction::Stage(incoming))
             }
@@ -135,6 +183,11 @@ impl Receiver {
             (State::Idle, Message::Activate(key)) => Ok(ReceiverAction::Activate(key)),
             (State::Idle, Message::List) => Ok(ReceiverAction::List),
             (State::Idle, Message::StartRank(request)) => Ok(ReceiverAction::StartRank(request)),
+            (State::Idle, Message::Operate(operation)) => Ok(ReceiverAction::Operate(operation)),
+            (State::Idle, Message::Fetch(place)) => Ok(ReceiverAction::Fetch(place)),
+            (State::Idle, Message::Put { place, bytes }) => {
+                Ok(ReceiverAction::Put { place, bytes })
+            }
             (_, message) => {
                 let problem = format!("message type {} does not belong here", message.kind());
                 Err(failure(FailureCode::Unexpected, problem))
@@ -219,42 +272,6 @@ fn take_chunk(
         return refuse(format!("its BLAKE3 is {found}, expected {expected}"));
     }
     Ok(ReceiverAction::Store { file, chunk, offset: range.start, bytes })
-}
-
-fn parse_offer(offer: Offer) -> Result<Incoming, Failure> {
-    let refused = |problem: String| failure(FailureCode::Refused, problem);
-    let chain = |what: &str, error: &dyn std::error::Error| {
-        let reason = error.source().map_or(String::new(), |source| format!(": {source}"));
-        refused(format!("{what}: {error}{reason}"))
-    };
-    let manifest =
-        Manifest::parse(&offer.manifest).map_err(|error| chain("manifest.json", &error))?;
-    let manifest_digest = Digest::of(&offer.manifest);
-    let layout = ids::layout_id(manifest.ids.model, &manifest.layout)
-        .map_err(|error| chain("layout", &error))?;
-    if layout != manifest.ids.layout {
-        let found = manifest.ids.layout;
-        return Err(refused(format!("layout id {found} does not follow from the manifest")));
-    }
-    if !offer.set.is_empty() {
-        let set = PackageSet::parse(&offer.set).map_err(|error| chain("set.json", &error))?;
-        if let Some(problem) = check_member(&set, manifest.rank, &manifest, None).first() {
-            return Err(refused(format!("the package is not of this set: {problem}")));
-        }
-        let listed = set.packages.get(manifest.rank as usize).map(|entry| entry.manifest);
-        if listed != Some(manifest_digest) {
-            let rank = manifest.rank;
-            return Err(refused(format!("the set lists another manifest for rank {rank}")));
-        }
-    }
-    Ok(Incoming {
-        intent: offer.intent,
-        key: PackageKey { layout, rank: manifest.rank },
-        manifest_digest,
-        manifest: Arc::new(manifest),
-        manifest_bytes: offer.manifest,
-        signature: offer.signature,
-    })
 }
 
 fn failure(code: FailureCode, message: String) -> Failure {

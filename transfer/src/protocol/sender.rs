@@ -5,6 +5,8 @@
 //! sent, take chunks from the same list, and may be lost: their chunks then go to those that are
 //! left, as those of stream 0 do. Whichever finds the last chunk answered commits.
 
+mod relayed;
+
 use std::{collections::BTreeSet, mem, ops::Range};
 
 use shardpack_manifests::{digest::chunk_range, manifest::Manifest};
@@ -12,7 +14,8 @@ use shardpack_manifests::{digest::chunk_range, manifest::Manifest};
 use super::{
     failure::Failure,
     held::ChunkMap,
-    message::{Intent, Join, Message, Offer, PROTOCOL},
+    message::{Intent, Join, Message, Offer},
+    version::{Greeting, NoCommonVersion},
 };
 
 /// What the driver of a [`Sender`] does next on a stream.
@@ -85,14 +88,9 @@ pub enum Heard {
 /// Why a push to a node, or a stream of it, ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The node speaks another version.
-    #[error("the node runs {program} with protocol {found}, this program speaks {PROTOCOL}")]
-    Version {
-        /// Its program.
-        program: String,
-        /// Its protocol.
-        found: u16,
-    },
+    /// The node speaks other versions.
+    #[error(transparent)]
+    Version(#[from] NoCommonVersion),
     /// A chunk did not arrive as it was packaged.
     #[error("{file}: chunk {chunk} was refused: {reason}")]
     ChunkRefused {
@@ -134,7 +132,9 @@ pub struct Sender {
     /// What further streams say.
     join: Join,
     /// Chunks that are on no stream, last first.
-    rest: Vec<(u32, u32)>,
+    rest: Vec<ChunkIndex>,
+    /// Chunks that the node fetches elsewhere.
+    withheld: Vec<ChunkIndex>,
     streams: Vec<Stream>,
     committed: bool,
     prepared: bool,
@@ -178,8 +178,16 @@ impl Sender {
         assert!(window_chunks > 0, "an empty window sends nothing");
         let join = Join::of(&manifest, &offer.manifest);
         let first = Stream::new(Opening::Offer(Box::new(offer)));
-        let (rest, streams) = (Vec::new(), vec![first]);
-        Self { manifest, window_chunks, join, rest, streams, committed: false, prepared: false }
+        Self {
+            manifest,
+            window_chunks,
+            join,
+            rest: Vec::new(),
+            withheld: Vec::new(),
+            streams: vec![first],
+            committed: false,
+            prepared: false,
+        }
     }
 
     /// Begins a further stream, and returns its number. Sensible while chunks are sent.
@@ -238,7 +246,7 @@ impl Sender {
     fn next_chunk(&mut self, stream: usize) -> Outgoing {
         let all_answered = self.streams.iter().all(|it| it.in_flight.is_empty());
         let this = &mut self.streams[stream];
-        if self.rest.is_empty() && all_answered {
+        if self.rest.is_empty() && self.withheld.is_empty() && all_answered {
             if mem::replace(&mut self.committed, true) {
                 return Outgoing::Done;
             }
@@ -269,9 +277,7 @@ impl Sender {
             }
             (_, Message::Failed(failure)) => Err(SendError::Refused(failure)),
             (State::Greeting(opening), Message::Hello { protocol, program }) => {
-                if protocol != PROTOCOL {
-                    return Err(SendError::Version { program, found: protocol });
-                }
+                let Greeting { program, .. } = Greeting::of_hello(protocol, &program)?;
                 this.state = State::Greeted(opening);
                 Ok(Heard::Greeted { program })
             }

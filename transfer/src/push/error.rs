@@ -5,7 +5,11 @@ use std::{io, path::PathBuf, time::Duration};
 use shardpack_identity::ConnectError;
 use shardpack_manifests::verify::Problem;
 
-use crate::protocol::{Failure, SendError, WireError};
+use crate::{
+    protocol::{Failure, SendError, WireError},
+    receive::ClientError,
+    release::ReleaseError,
+};
 
 /// A push that did not start.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +113,54 @@ pub enum NodeError {
     Unexpected {
         /// Its type.
         kind: u8,
+    },
+    /// A program that knows no releases.
+    #[error(
+        "the node runs {program}, which does not know activation on all nodes or none; upgrade it and push again"
+    )]
+    Outdated {
+        /// The node's program.
+        program: String,
+    },
+    /// An answer that cannot be read.
+    #[error("the node's answer cannot be read: {0}")]
+    Answer(String),
+    /// The connection for the activation failed.
+    #[error(transparent)]
+    Client(ClientError),
+    /// The activation record could not be made.
+    #[error(transparent)]
+    Release(#[from] ReleaseError),
+    /// Another node did not take the release.
+    #[error(
+        "not activated, because rank {rank} did not take the release; the release before stays current"
+    )]
+    OtherFailed {
+        /// The rank that did not.
+        rank: u32,
+    },
+    /// Another node did not take the release, and this one could not be told.
+    #[error(
+        "release {release} stays pending here, because rank {rank} did not take it and this node could \
+         not be told; the next push settles it"
+    )]
+    NotDropped {
+        /// The rank that did not.
+        rank: u32,
+        /// Number of the release.
+        release: u64,
+        /// Why it could not be told.
+        source: Box<NodeError>,
+    },
+    /// The node was lost in the second phase.
+    #[error(
+        "release {release} is pending here and current on other nodes; push again to finish it"
+    )]
+    Unfinished {
+        /// Number of the release.
+        release: u64,
+        /// Why.
+        source: Box<NodeError>,
     },
     /// Another node could not be reached when all were to activate.
     #[error("not activated, because rank {rank} could not be reached")]

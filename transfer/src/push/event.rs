@@ -1,5 +1,7 @@
 //! Events of a push.
 
+use std::time::Duration;
+
 use super::NodeError;
 
 /// Called with every event of a push, from the threads of the push, which wait for its return.
@@ -49,6 +51,15 @@ pub enum PushEvent<'a> {
         /// Why.
         error: &'a NodeError,
     },
+    /// The connection broke; after a pause it is made again.
+    Retrying {
+        /// The rank.
+        rank: u32,
+        /// Why it broke.
+        error: &'a NodeError,
+        /// The pause.
+        pause: Duration,
+    },
     /// A chunk was written to the connection.
     ChunkSent {
         /// The rank.
@@ -71,6 +82,22 @@ pub enum PushEvent<'a> {
         /// Its bytes.
         size_bytes: u64,
     },
+    /// The node has fetched bytes from another node that this machine need not send.
+    Relayed {
+        /// The rank.
+        rank: u32,
+        /// Bytes since the last such event.
+        size_bytes: u64,
+    },
+    /// The node could not fetch everything from another node; this machine sends the rest.
+    RelayFailed {
+        /// The rank.
+        rank: u32,
+        /// The other node.
+        from: &'a str,
+        /// Why.
+        reason: &'a str,
+    },
     /// All chunks are sent; the node is about to be asked to verify and keep them.
     Committing {
         /// The rank.
@@ -81,7 +108,21 @@ pub enum PushEvent<'a> {
         /// The rank.
         rank: u32,
     },
-    /// The node is about to be asked to activate the package.
+    /// The node is about to be asked to keep the release as pending.
+    PreparingRelease {
+        /// The rank.
+        rank: u32,
+        /// Number of the release.
+        release: u64,
+    },
+    /// The node holds the release as pending.
+    ReleasePending {
+        /// The rank.
+        rank: u32,
+        /// Number of the release.
+        release: u64,
+    },
+    /// Every node holds the release as pending; this one is about to be asked to activate the package.
     Activating {
         /// The rank.
         rank: u32,

@@ -9,12 +9,16 @@ use shardpack_identity::Endpoint;
 use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
+    set::PackageEntry,
     signature::{MAX_SIGNATURE_BYTES, SIGNATURE_FILE},
     verify::{Problem, check_member, read_document, read_set},
 };
 
 use super::{PushError, Target};
-use crate::protocol::PackageKey;
+use crate::{
+    protocol::PackageKey,
+    release::{Release, ReleasePackage},
+};
 
 /// The set in a directory, its document read and parsed once.
 #[derive(Debug)]
@@ -37,6 +41,17 @@ impl OpenSet {
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.document.packages.len() as u32
+    }
+
+    /// The release of this set with that number.
+    pub(super) fn release(&self, model: String, number: u64) -> Release {
+        let layout = self.document.ids.layout;
+        let package = |(rank, entry): (u32, &PackageEntry)| ReleasePackage {
+            package: PackageKey { layout, rank },
+            manifest: entry.manifest,
+        };
+        let packages = (0..).zip(&self.document.packages).map(package).collect();
+        Release::new(model, number, Some(Digest::of(&self.bytes)), layout, packages)
     }
 
     /// One target per node in rank order.

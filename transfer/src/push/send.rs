@@ -14,22 +14,23 @@ use std::{
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushObserver, PushOptions, Target,
     Traffic,
-    open::{OpenSet, Package},
+    open::Package,
+    relay::{self, Order, Relays},
+    retry::NodeJob,
     stream::Stream,
 };
-use crate::protocol::{Intent, Offer, Outgoing, SendError, Sender, Timeouts};
+use crate::{
+    limit::Limit,
+    protocol::{Intent, Offer, Outgoing, SendError, Sender, Timeouts},
+};
 
 /// How often a stream with nothing to do looks up though nobody has called it.
 const LOOK_UP: Duration = Duration::from_secs(1);
 
-/// Pushes one package, or asks what a push would send.
-pub(super) fn send(
-    set: &OpenSet,
-    package: &Package,
-    target: &Target,
-    options: &PushOptions,
-    observer: PushObserver,
-) -> NodeReport {
+/// Pushes one package, or asks what a push would send; once. Not the first time, the node fetches nothing
+/// from others.
+pub(super) fn send(job: &NodeJob, is_first: bool) -> NodeReport {
+    let NodeJob { set, package, target, number, options, limit, relays, observer } = *job;
     let start = Instant::now();
     let package_bytes = package.manifest.files.iter().map(|file| file.size).sum();
     let offer = Offer {
@@ -47,11 +48,16 @@ pub(super) fn send(
         error: None,
         lost: None,
         ends: Vec::new(),
+        orders: Vec::new(),
     };
     let push = NodePush {
         package,
         target,
+        number,
         options,
+        limit,
+        relays,
+        may_fetch: is_first && matches!(options.mode, PushMode::Send(_)),
         observer,
         shared: Mutex::new(shared),
         happened: Condvar::new(),
@@ -59,9 +65,6 @@ pub(super) fn send(
     thread::scope(|scope| push.run(0, scope));
     let Shared { traffic, error, .. } =
         push.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(error) = &error {
-        observer(&PushEvent::Failed { rank: target.rank, error });
-    }
     let progress = match (&error, options.mode) {
         (Some(_), _) => NodeProgress::NotPrepared,
         (None, PushMode::DryRun) => NodeProgress::Asked,
@@ -80,7 +83,11 @@ fn window(options: &PushOptions) -> usize {
 pub(super) struct NodePush<'a> {
     pub(super) package: &'a Package,
     pub(super) target: &'a Target,
+    number: usize,
     pub(super) options: &'a PushOptions,
+    pub(super) limit: Option<&'a Limit>,
+    pub(super) relays: &'a Relays<'a>,
+    may_fetch: bool,
     pub(super) observer: PushObserver<'a>,
     shared: Mutex<Shared>,
     /// Notified whenever a stream has sent or received something that may concern the others.
@@ -97,6 +104,8 @@ pub(super) struct Shared {
     lost: Option<NodeError>,
     /// Ends the streams that are open.
     ends: Vec<Box<dyn FnOnce() + Send>>,
+    /// What the node is to fetch from others.
+    orders: Vec<Order>,
 }
 
 impl NodePush<'_> {
@@ -130,7 +139,10 @@ impl NodePush<'_> {
                         }
                     }
                 }
-                Outgoing::Wait => stream.hear()?,
+                Outgoing::Wait => {
+                    stream.hear()?;
+                    self.relay(scope);
+                }
                 Outgoing::Rest => unreachable!("waited for"),
                 Outgoing::Done => return Ok(()),
             }
@@ -149,12 +161,33 @@ impl NodePush<'_> {
 
     /// Opens further streams, at most as many as there are chunks for them.
     fn widen<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        let missing = self.lock().traffic.missing_chunks.saturating_sub(1);
-        let further =
-            (self.options.streams - 1).min(usize::try_from(missing).unwrap_or(usize::MAX));
+        let further = (self.options.streams - 1).min(self.lock().sender.waiting_chunks());
         for _ in 0..further {
             let number = self.lock().sender.join();
             scope.spawn(move || self.run(number, scope));
+        }
+    }
+
+    /// Decides what the node fetches from others and what it is sent first; it has said what it lacks.
+    pub(super) fn plan_relays(&self) {
+        if !matches!(self.options.mode, PushMode::Send(_)) {
+            return;
+        }
+        let mut shared = self.lock();
+        let plan = self.relays.plan(self.number, &shared.sender.missing_files(), self.may_fetch);
+        shared.sender.hurry(&plan.first);
+        plan.orders.iter().for_each(|order| shared.sender.withhold(&order.files));
+        shared.orders = plan.orders;
+    }
+
+    /// Has the node fetch from others what it is to fetch.
+    fn relay<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let orders = mem::take(&mut self.lock().orders);
+        for order in orders {
+            scope.spawn(move || {
+                let _waker = Waker(self);
+                relay::carry_out(self, &order);
+            });
         }
     }
 
@@ -185,6 +218,11 @@ impl NodePush<'_> {
         let mut shared = self.lock();
         shared.ends.push(Box::new(end));
         shared.error.is_none()
+    }
+
+    /// Whether nothing more comes of it.
+    pub(super) fn has_failed(&self) -> bool {
+        self.lock().error.is_some()
     }
 
     /// A stream failed: its chunks go over the others, or the push has failed.

@@ -72,6 +72,9 @@ impl<'a> Stream<'a> {
         range: Range<u64>,
     ) -> Result<(), NodeError> {
         let size_bytes = range.end - range.start;
+        if let Some(limit) = self.push.limit {
+            limit.wait_for(size_bytes);
+        }
         let bytes = self.read(file, range)?;
         self.say(&Message::Chunk { file, chunk, bytes })?;
         self.push.with(|shared| {
@@ -140,6 +143,7 @@ impl<'a> Stream<'a> {
                 ..shared.traffic
             };
         });
+        self.push.plan_relays();
         PushEvent::Offered { rank: self.rank(), held_bytes, missing_bytes }
     }
 

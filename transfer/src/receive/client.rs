@@ -1,15 +1,19 @@
-//! Client of a node for everything but a push: lists its packages and starts ranks.
+//! Client of a node for everything but a push: lists its packages, starts ranks, reads and replaces
+//! chunks.
 
 use std::{
     io,
+    net::TcpStream,
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
 use shardpack_identity::{Channel, ConnectError, Endpoint, Service};
 
+use super::take::TAKE;
 use crate::protocol::{
-    Failure, Message, PROTOCOL, PackageKey, StartRank, Timeouts, Wire, WireError,
+    ChunkPlace, Failure, Feature, Greeting, Message, NoCommonVersion, Operation, PackageKey,
+    PutOutcome, StartRank, Timeouts, Wire, WireError,
 };
 
 /// How long a node may send keep-alives before it must answer.
@@ -17,6 +21,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The same where it does something: starts a rank, checks a machine, makes a package current.
 const LONG_TIMEOUT: Duration = Duration::from_mins(15);
+
+/// Least progress that counts: a disk that reads less within the time is broken.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// Chunks that are asked for ahead: two keep a network busy, two more hide the node's disk.
+const FETCH_AHEAD: usize = 4;
 
 type SetTimeout = fn(&Channel, Duration) -> io::Result<()>;
 
@@ -42,6 +52,27 @@ pub enum ClientError {
         /// Its reason.
         failure: Failure,
     },
+    /// The node speaks other versions.
+    #[error("{address}: {source}")]
+    Version {
+        /// The node.
+        address: String,
+        /// Which.
+        source: NoCommonVersion,
+    },
+    /// The node's version cannot do this.
+    #[error(
+        "node {address} speaks transfer protocol {found}; {} needs {}: install this release there",
+        feature.name(), feature.since()
+    )]
+    Outdated {
+        /// The node.
+        address: String,
+        /// What was asked for.
+        feature: Feature,
+        /// The version of the conversation.
+        found: u16,
+    },
     /// An answer to another question, or one that is not JSON.
     #[error("{address}: {problem}")]
     Answer {
@@ -56,7 +87,7 @@ pub enum ClientError {
 pub struct NodeClient {
     /// What the node is called.
     address: String,
-    program: String,
+    greeting: Greeting,
     wire: Wire<Channel, SetTimeout>,
 }
 
@@ -70,19 +101,43 @@ impl NodeClient {
             channel.set_write_timeout(Some(timeout))
         };
         let wire = Wire::new(channel, set_timeout, timeouts);
-        let mut client = Self { address: node.to_string(), program: String::new(), wire };
-        match client.ask(&Message::hello())? {
-            Message::Hello { protocol: PROTOCOL, program } => Ok(Self { program, ..client }),
-            Message::Hello { protocol, program } => Err(client
-                .wrong(format!("{program} speaks protocol {protocol}, this program {PROTOCOL}"))),
-            other => Err(client.unexpected(&other)),
+        let nobody = Greeting { program: String::new(), protocol: 0 };
+        let mut client = Self { address: node.to_string(), greeting: nobody, wire };
+        client.greeting = match client.ask(&Message::hello())? {
+            Message::Hello { protocol, program } => Greeting::of_hello(protocol, &program)
+                .map_err(|source| ClientError::Version { address: node.to_string(), source })?,
+            other => return Err(client.unexpected(&other)),
+        };
+        if let Some(mandate) = node.tls().and_then(|tls| tls.credentials.mandate())
+            && client.require(Feature::Handover).is_ok()
+        {
+            // A node that was away during the handover learns of it now. One that knows a later mandate
+            // says so when it is asked for a change.
+            let mandate = client.parse(mandate)?;
+            client.operate("controller.present", &mandate)?;
         }
+        Ok(client)
+    }
+
+    /// Refuses, by name, what the version of this conversation cannot do.
+    pub fn require(&self, feature: Feature) -> Result<(), ClientError> {
+        let found = self.greeting.protocol;
+        if found >= feature.since() {
+            return Ok(());
+        }
+        Err(ClientError::Outdated { address: self.address.clone(), feature, found })
+    }
+
+    /// The version of this conversation.
+    #[must_use]
+    pub fn protocol(&self) -> u16 {
+        self.greeting.protocol
     }
 
     /// The node's program and its version.
     #[must_use]
     pub fn program(&self) -> &str {
-        &self.program
+        &self.greeting.program
     }
 
     /// Held and active packages: `{"packages": [{"layout", "rank"}], "active": {model:
@@ -108,6 +163,35 @@ impl NodeClient {
         }
     }
 
+    /// Has an operation carried out; returns what came of it, or gives up after a quarter of an
+    /// hour without progress.
+    pub fn operate(&mut self, name: &str, parameters: &Value) -> Result<Value, ClientError> {
+        let operation = Operation { name: name.to_owned(), parameters: parameters.to_string() };
+        match self.ask(&Message::Operate(operation))? {
+            Message::Operated(json) => self.parse(&json),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// As [`Self::operate`]; `progress` hears how many bytes are done.
+    pub(crate) fn operate_watched(
+        &mut self,
+        name: &str,
+        parameters: &Value,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Value, ClientError> {
+        let operation = Operation { name: name.to_owned(), parameters: parameters.to_string() };
+        match self.ask_watched(&Message::Operate(operation), progress)? {
+            Message::Operated(json) => self.parse(&json),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// The socket, which ends the connection when it is shut down.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.wire.stream().socket()
+    }
+
     /// Makes a prepared package the current one; returns the one before.
     pub fn activate(&mut self, package: PackageKey) -> Result<Option<PackageKey>, ClientError> {
         match self.ask(&Message::Activate(package))? {
@@ -116,17 +200,86 @@ impl NodeClient {
         }
     }
 
+    /// Reads a chunk of a stored package. The node has verified it; whoever uses it does so again.
+    pub fn fetch(&mut self, place: ChunkPlace) -> Result<Vec<u8>, ClientError> {
+        match self.ask(&Message::Fetch(place))? {
+            Message::Fetched(bytes) => Ok(bytes),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Reads chunks of stored packages, one after the other, and asks for some ahead.
+    pub(crate) fn fetch_each<E: From<ClientError>>(
+        &mut self,
+        places: &[ChunkPlace],
+        mut take: impl FnMut(ChunkPlace, Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut asked = 0;
+        for (number, place) in places.iter().enumerate() {
+            while asked < places.len() && asked < number + FETCH_AHEAD {
+                self.send(&Message::Fetch(places[asked]))?;
+                asked += 1;
+            }
+            match self.hear(ANSWER_TIMEOUT, &mut |_| {})? {
+                Message::Fetched(bytes) => take(*place, bytes)?,
+                other => return Err(self.unexpected(&other).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces a damaged chunk of a stored package. The node refuses bytes that are not its
+    /// manifest's, and writes nothing where the stored ones are.
+    pub fn put(&mut self, place: ChunkPlace, bytes: Vec<u8>) -> Result<PutOutcome, ClientError> {
+        match self.ask(&Message::Put { place, bytes })? {
+            Message::PutDone(outcome) => Ok(outcome),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
     fn ask(&mut self, message: &Message) -> Result<Message, ClientError> {
+        self.ask_watched(message, &mut |_| {})
+    }
+
+    fn ask_watched(
+        &mut self,
+        message: &Message,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Message, ClientError> {
         let at_most = match message {
-            Message::StartRank(_) | Message::Activate(_) => LONG_TIMEOUT,
+            Message::Operate(operation) if is_quick(&operation.name) => ANSWER_TIMEOUT,
+            Message::StartRank(_) | Message::Activate(_) | Message::Operate(_) => LONG_TIMEOUT,
             _ => ANSWER_TIMEOUT,
         };
+        self.send(message)?;
+        self.hear(at_most, progress)
+    }
+
+    fn send(&mut self, message: &Message) -> Result<(), ClientError> {
+        let ended = |source| ClientError::Wire { address: self.address.clone(), source };
+        self.wire.send(message).map_err(ended)
+    }
+
+    /// Waits for an answer that is no keep-alive.
+    fn hear(
+        &mut self,
+        at_most: Duration,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Message, ClientError> {
         let address = self.address.clone();
-        let begun = Instant::now();
-        let ended = |source| ClientError::Wire { address: address.clone(), source };
-        self.wire.send(message).map_err(ended)?;
+        let mut begun = Instant::now();
+        let mut next_bytes = STEP_BYTES;
         loop {
-            match self.wire.receive().map_err(ended)? {
+            let ended = |source| ClientError::Wire { address: address.clone(), source };
+            let answer = self.wire.receive().map_err(ended)?;
+            if let Message::Working { done_bytes, .. } = &answer {
+                progress(*done_bytes);
+            }
+            match answer {
+                // A check of a large store takes as long as its disk needs, and makes progress.
+                Message::Working { done_bytes, .. } if done_bytes >= next_bytes => {
+                    (begun, next_bytes) = (Instant::now(), done_bytes.saturating_add(STEP_BYTES));
+                }
                 Message::Working { .. } if begun.elapsed() < at_most => {}
                 Message::Working { .. } => {
                     let seconds = at_most.as_secs();
@@ -148,7 +301,13 @@ impl NodeClient {
         self.wrong(format!("message type {} does not answer the request", message.kind()))
     }
 
-    fn wrong(&self, problem: String) -> ClientError {
+    /// An answer that cannot be used.
+    pub(crate) fn wrong(&self, problem: String) -> ClientError {
         ClientError::Answer { address: self.address.clone(), problem }
     }
+}
+
+/// Whether an operation is a line in a file, or one that makes progress or has a deadline of its own.
+fn is_quick(name: &str) -> bool {
+    name.starts_with("activation.") || name.starts_with("controller.") || name == TAKE
 }

@@ -8,18 +8,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
-use shardpack_identity::Channel;
+use serde_json::Value;
+use shardpack_identity::{Acting, Channel, Role};
 
 use super::{
+    acting,
     event::ReceiveEvent,
+    give::{self, Giver, OpenRequest},
+    listing,
     node::Node,
+    operations,
+    serve_chunks::Served,
     stage::{Meter, Stage},
     store::StoreError,
 };
 use crate::protocol::{
-    Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message, PackageKey,
-    Receiver, ReceiverAction, SharedMap, StartRank, Wire, WireError,
+    ChunkPlace, Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message,
+    Operation, PackageKey, PutOutcome, Receiver, ReceiverAction, SharedMap, StartRank, Wire,
+    WireError,
 };
 
 /// Interval of a busy node's keep-alives: several within the shortest sensible idle timeout.
@@ -37,6 +43,37 @@ pub(super) struct Connection<'a> {
     receiver: Receiver,
     /// What is being received, on this stream or on several.
     stage: Option<Arc<Stage>>,
+    /// The package of which chunks were asked for last.
+    served: Option<Served>,
+    /// What a ticket lets the caller fetch.
+    giver: Option<Giver>,
+    caller: Caller,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Caller {
+    /// A controller; on this machine without TLS, anybody.
+    Controller,
+    /// A server that a node runs for a controller.
+    Front,
+    /// Another node, which fetches files of a push.
+    Node,
+}
+
+impl Caller {
+    /// Whether the caller may have this done; else what it may.
+    fn may(self, action: &ReceiverAction, has_ticket: bool) -> Result<(), &'static str> {
+        match (self, action) {
+            (Self::Controller, _)
+            | (_, ReceiverAction::Reply(_))
+            | (Self::Front, ReceiverAction::List | ReceiverAction::StartRank(_)) => Ok(()),
+            (Self::Node, ReceiverAction::Operate(it)) if it.name == give::OPEN => Ok(()),
+            (Self::Node, ReceiverAction::Fetch(_)) if has_ticket => Ok(()),
+            (Self::Front, _) => Err("a front may list packages and start ranks, and nothing else"),
+            (Self::Node, _) => Err("a node may fetch what a ticket names, and nothing else"),
+        }
+    }
 }
 
 /// Why an action failed.
@@ -55,6 +92,12 @@ impl From<StoreError> for ActionError {
     }
 }
 
+impl From<Failure> for ActionError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 impl From<WireError> for ActionError {
     fn from(error: WireError) -> Self {
         Self::Wire(error)
@@ -63,6 +106,11 @@ impl From<WireError> for ActionError {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(node: &'a Node, channel: Channel) -> Self {
+        let caller = match channel.peer().and_then(|peer| peer.role) {
+            Some(Role::Front) => Caller::Front,
+            Some(Role::Node) => Caller::Node,
+            Some(Role::Controller) | None => Caller::Controller,
+        };
         let set_timeout: SetTimeout = |channel, timeout| {
             channel.set_read_timeout(Some(timeout))?;
             channel.set_write_timeout(Some(timeout))
@@ -70,7 +118,8 @@ impl<'a> Connection<'a> {
         // Answers are small and awaited.
         let _ = channel.socket().set_nodelay(true);
         let wire = Wire::new(channel, set_timeout, node.options.timeouts);
-        Self { node, wire, receiver: Receiver::new(), stage: None }
+        let receiver = Receiver::new();
+        Self { node, wire, receiver, stage: None, served: None, giver: None, caller }
     }
 
     /// Answers until the controller is done or something fails; returns what failed.
@@ -92,6 +141,9 @@ impl<'a> Connection<'a> {
                     })
                 }
                 Err(WireError::Frame(FrameError::Closed)) => return Ok(()),
+                // The controller has nothing to say as long as chunks come from another node, which
+                // has deadlines of its own.
+                Err(WireError::Idle(_)) if self.is_relaying() => Ok(()),
                 Err(WireError::Frame(error)) if is_foreign(&error) => {
                     Err(ActionError::Failed(Failure {
                         code: FailureCode::Malformed,
@@ -114,7 +166,19 @@ impl<'a> Connection<'a> {
         }
     }
 
+    fn is_relaying(&self) -> bool {
+        self.stage.as_ref().is_some_and(|stage| stage.is_relaying())
+    }
+
     fn perform(&mut self, action: ReceiverAction) -> Result<Message, ActionError> {
+        if let Err(message) = self.caller.may(&action, self.giver.is_some()) {
+            let (code, message) = (FailureCode::Refused, message.to_owned());
+            return Err(ActionError::Failed(Failure { code, message }));
+        }
+        // A front serves on, and nodes relay, whoever controls the cluster.
+        if self.caller == Caller::Controller && acting::changes(&action) {
+            self.acting()?;
+        }
         match action {
             ReceiverAction::Reply(message) => {
                 if let Message::ChunkRefused { file, chunk, .. } = message
@@ -144,12 +208,28 @@ impl<'a> Connection<'a> {
             ReceiverAction::Activate(package) => {
                 self.tell(&ReceiveEvent::Activating { package });
                 let previous = self.node.store.activate(package)?;
-                self.tell(&ReceiveEvent::Activated { package, previous });
+                self.tell(&ReceiveEvent::Activated {
+                    package,
+                    previous,
+                    release: None,
+                    restores: None,
+                });
                 Ok(Message::Activated { previous })
             }
             ReceiverAction::List => self.list(),
             ReceiverAction::StartRank(request) => self.start_rank(&request),
+            ReceiverAction::Operate(operation) => self.operate(&operation),
+            ReceiverAction::Fetch(place) => self.fetch(place),
+            ReceiverAction::Put { place, bytes } => self.put(place, &bytes),
         }
+    }
+
+    /// Lets the caller change the node, if no other controller has taken over. None takes over while what
+    /// is returned is held.
+    fn acting(&self) -> Result<Option<Acting<'a>>, Failure> {
+        let Some(guard) = &self.node.guard else { return Ok(None) };
+        let caller = self.wire.stream().peer().map(|peer| peer.key);
+        guard.acting(caller).map(Some).map_err(|replaced| acting::refusal(&replaced))
     }
 
     fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, ActionError> {
@@ -196,20 +276,54 @@ impl<'a> Connection<'a> {
         Ok(self.receiver.sealed())
     }
 
+    /// A stored package of which a chunk is asked for.
+    fn served(&mut self, key: PackageKey) -> Result<&Served, StoreError> {
+        let served = match self.served.take() {
+            Some(served) if served.key() == key && served.is_current()? => served,
+            _ => Served::open(&self.node.store, key)?,
+        };
+        Ok(self.served.insert(served))
+    }
+
+    /// Reads a chunk, for a controller or for a node with a ticket.
+    fn fetch(&mut self, place: ChunkPlace) -> Result<Message, ActionError> {
+        let Some(mut giver) = self.giver.take() else {
+            return Ok(Message::Fetched(self.served(place.package)?.read(place)?));
+        };
+        // It may be yet to come.
+        let read = self.with_keep_alives(|_| giver.read(place))?;
+        self.giver = Some(giver);
+        Ok(Message::Fetched(read.map_err(ActionError::Failed)?))
+    }
+
+    /// Takes a ticket.
+    fn open_relay(&mut self, parameters: &Value) -> Result<Message, ActionError> {
+        let caller = self.wire.stream().peer();
+        let opened = operations::parse::<OpenRequest>(give::OPEN, parameters)
+            .and_then(|request| Giver::open(self.node, caller, &request));
+        self.giver = Some(opened.map_err(|error| ActionError::Failed(error.into()))?);
+        Ok(Message::Operated(Value::Null.to_string()))
+    }
+
+    /// Replaces a damaged chunk.
+    fn put(&mut self, place: ChunkPlace, bytes: &[u8]) -> Result<Message, ActionError> {
+        let served = self.served(place.package)?;
+        let outcome = served.replace(place, bytes)?;
+        if outcome == PutOutcome::Replaced {
+            let event = ReceiveEvent::ChunkRepaired {
+                package: place.package,
+                file: served.name(place.file).to_owned(),
+                chunk: place.chunk,
+                size_bytes: bytes.len() as u64,
+            };
+            self.tell(&event);
+        }
+        Ok(Message::PutDone(outcome))
+    }
+
     fn list(&self) -> Result<Message, ActionError> {
-        let key = |key: PackageKey| json!({"layout": key.layout, "rank": key.rank});
-        let packages = self.node.store.packages()?;
-        let active = self.node.store.active()?;
-        let models: serde_json::Map<String, Value> = active
-            .models
-            .into_iter()
-            .map(|(name, model)| {
-                let previous = model.previous.map(key);
-                (name, json!({"current": key(model.current), "previous": previous}))
-            })
-            .collect();
-        let held: Vec<Value> = packages.iter().map(|package| key(package.key)).collect();
-        Ok(Message::Listing(bounded(json!({"packages": held, "active": models}).to_string())?))
+        let listing = listing::of(&self.node.store)?;
+        Ok(Message::Listing(bounded(listing.to_string())?))
     }
 
     fn start_rank(&mut self, request: &StartRank) -> Result<Message, ActionError> {
@@ -222,6 +336,40 @@ impl<'a> Connection<'a> {
         let start = &self.node.options.start_rank;
         let answer = self.with_keep_alives(|_| start(&package, parameters))?;
         Ok(Message::RankStarted(bounded(answer.map_err(not_started)?.to_string())?))
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<Message, ActionError> {
+        let Operation { name, parameters } = operation;
+        let failed = |code, message: String| ActionError::Failed(Failure { code, message });
+        let parameters: Value = serde_json::from_str(parameters).map_err(|error| {
+            failed(FailureCode::Malformed, format!("parameters of {name}: {error}"))
+        })?;
+        if name == give::OPEN {
+            return self.open_relay(&parameters);
+        }
+        let node = self.node;
+        let caller = self.wire.stream().peer().map(|peer| peer.key);
+        let answer = self.with_keep_alives(|meter| {
+            // A release is prepared or made current wholly before or wholly after a handover; what may
+            // take minutes does not hold one up.
+            let guard = node.guard.as_ref().filter(|_| acting::is_release_step(name));
+            let held = guard.map(|guard| guard.acting(caller)).transpose();
+            let _acting = match held {
+                Ok(acting) => acting,
+                Err(replaced) => return Some(Err(acting::refusal(&replaced))),
+            };
+            operations::carry_out(node, name, &parameters, meter).or_else(|| {
+                let answer = node.operate.as_ref()?(name, parameters.clone())?;
+                let code = FailureCode::NotOperated;
+                Some(answer.map_err(|message| Failure { code, message }))
+            })
+        })?;
+        let answer = answer.unwrap_or_else(|| {
+            let message = format!("this node does not know the operation {name:?}: upgrade it");
+            Err(Failure { code: FailureCode::NoOperation, message })
+        });
+        let answer = answer.map_err(ActionError::Failed)?;
+        Ok(Message::Operated(bounded(answer.to_string())?))
     }
 
     /// Runs a long action and sends the controller keep-alives meanwhile.
@@ -240,10 +388,16 @@ impl<'a> Connection<'a> {
             loop {
                 match receiver.recv_timeout(HEARTBEAT) {
                     Ok(result) => return Ok(result),
-                    Err(mpsc::RecvTimeoutError::Timeout) => self.wire.send(&Message::Working {
-                        done_bytes: meter.done_bytes.load(Ordering::Relaxed),
-                        total_bytes: meter.total_bytes.load(Ordering::Relaxed),
-                    })?,
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        let working = Message::Working {
+                            done_bytes: meter.done_bytes.load(Ordering::Relaxed),
+                            total_bytes: meter.total_bytes.load(Ordering::Relaxed),
+                        };
+                        if let Err(error) = self.wire.send(&working) {
+                            meter.is_cancelled.store(true, Ordering::Relaxed);
+                            return Err(error.into());
+                        }
+                    }
                     Err(mpsc::RecvTimeoutError::Disconnected) => {
                         let message = "the action ended without a result".to_owned();
                         let failure = Failure { code: FailureCode::Storage, message };

@@ -59,6 +59,17 @@ pub enum ReceiveEvent {
         /// Index of the chunk.
         chunk: u32,
     },
+    /// A damaged chunk of a stored package was replaced; not yet acknowledged.
+    ChunkRepaired {
+        /// The package.
+        package: PackageKey,
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+        /// Its bytes.
+        size_bytes: u64,
+    },
     /// All chunks are stored; the whole package is about to be verified.
     Verifying {
         /// The package.
@@ -68,6 +79,20 @@ pub enum ReceiveEvent {
     Prepared {
         /// The package.
         package: PackageKey,
+    },
+    /// A release with this package is about to be kept as pending.
+    PreparingRelease {
+        /// The package.
+        package: PackageKey,
+        /// Number of the release.
+        release: u64,
+    },
+    /// It is pending, or was current already; not yet acknowledged.
+    ReleasePending {
+        /// The package.
+        package: PackageKey,
+        /// Number of the release.
+        release: u64,
     },
     /// The package is about to become the current one.
     Activating {
@@ -80,6 +105,33 @@ pub enum ReceiveEvent {
         package: PackageKey,
         /// The one before.
         previous: Option<PackageKey>,
+        /// Number of its release; none of a package that was activated by itself.
+        release: Option<u64>,
+        /// The release that this one restores: it is a rollback.
+        restores: Option<u64>,
+    },
+    /// A package that no release needs was removed.
+    Removed {
+        /// The package.
+        package: PackageKey,
+        /// Its bytes.
+        size_bytes: u64,
+    },
+    /// A controller has taken over the cluster.
+    ControllerChanged {
+        /// Number of its mandate.
+        epoch: u64,
+        /// The machine that it acts on.
+        name: String,
+    },
+    /// A stored package was read again.
+    Scrubbed {
+        /// The package.
+        package: PackageKey,
+        /// Bytes that were read.
+        read_bytes: u64,
+        /// What is wrong, at most twenty.
+        findings: Vec<String>,
     },
     /// A connection ended.
     Disconnected {

@@ -31,9 +31,17 @@ use crate::protocol::Timeouts;
 /// answers what the controller needs to reach it, or a sentence why not.
 pub type StartRankHook = Box<dyn Fn(&PackageDir, Value) -> Result<Value, String> + Send + Sync>;
 
+/// Carries out an operation by its name, with the controller's parameters; `None` of one that it does
+/// not know.
+pub type OperateHook = Box<dyn Fn(&str, Value) -> Option<Result<Value, String>> + Send + Sync>;
+
 /// Most authenticated connections at a time. Each may hold a chunk, or a
 /// manifest of up to 256 MiB.
 const MAX_CONNECTIONS: usize = 16;
+
+/// Of these, connections of other nodes, which fetch files of a push: one per push and node in a chain, and
+/// never so many that a controller is kept out.
+const MAX_RELAYS: usize = 4;
 
 /// Slots for connections that have not authenticated; each costs a thread for the few seconds that
 /// a handshake may take, or until a new connection evicts it.
@@ -136,7 +144,7 @@ impl Default for Served {
             address: Mutex::default(),
             connections: Mutex::default(),
             next: AtomicU64::default(),
-            unauthenticated: ConnectionSlots::new(
+            unauthenticated: ConnectionSlots::within_descriptors(
                 UNAUTHENTICATED_SLOTS,
                 UNAUTHENTICATED_SLOTS_PER_ADDRESS,
             ),
@@ -148,11 +156,15 @@ impl Default for Served {
 struct Connections {
     streams: HashMap<u64, TcpStream>,
     authenticated: usize,
+    /// Of these, other nodes'.
+    relays: usize,
 }
 
 /// Whether a connection is authenticated; until then it holds a slot from which it may be evicted.
 enum Authentication {
     Done,
+    /// As another node.
+    Node,
     Pending(ConnectionSlot),
 }
 
@@ -161,6 +173,12 @@ impl Shutdown {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Whether it was stopped.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.inner.stopped.load(Ordering::SeqCst)
     }
 
     /// Closes the port and all connections. What was stored stays; a verification under way ends
@@ -181,10 +199,6 @@ impl Shutdown {
             // Wakes the thread that waits for a connection.
             let _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.inner.stopped.load(Ordering::SeqCst)
     }
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
@@ -237,6 +251,18 @@ impl Registration<'_> {
         has_room
     }
 
+    /// Marks the connection as another node's; false if there are too many.
+    fn authenticate_node(&mut self) -> bool {
+        let mut connections = lock(&self.shutdown.inner.connections);
+        let has_room = connections.relays < MAX_RELAYS && connections.authenticate().is_some();
+        if has_room {
+            connections.relays += 1;
+            drop(connections);
+            self.authentication = Authentication::Node;
+        }
+        has_room
+    }
+
     /// Whether it was evicted from its slot.
     fn has_lost(&self) -> bool {
         matches!(&self.authentication, Authentication::Pending(slot) if slot.is_lost())
@@ -256,8 +282,10 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut connections = lock(&self.shutdown.inner.connections);
         connections.streams.remove(&self.number);
-        connections.authenticated -=
-            usize::from(matches!(self.authentication, Authentication::Done));
+        let is_node = matches!(self.authentication, Authentication::Node);
+        let is_done = is_node || matches!(self.authentication, Authentication::Done);
+        connections.authenticated -= usize::from(is_done);
+        connections.relays -= usize::from(is_node);
     }
 }
 
@@ -269,20 +297,27 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub struct Node {
     pub(super) store: Arc<Store>,
     pub(super) options: NodeOptions,
-    guard: Option<Arc<Guard>>,
+    pub(super) guard: Option<Arc<Guard>>,
+    pub(super) operate: Option<OperateHook>,
 }
 
 impl Node {
     /// A node over `store`, for this machine only.
     #[must_use]
     pub fn new(store: Arc<Store>, options: NodeOptions) -> Self {
-        Self { store, options, guard: None }
+        Self { store, options, guard: None, operate: None }
     }
 
     /// Requires TLS, and accepts only callers that `guard` admits.
     #[must_use]
     pub fn with_guard(self, guard: Arc<Guard>) -> Self {
         Self { guard: Some(guard), ..self }
+    }
+
+    /// Carries out operations with `operate`.
+    #[must_use]
+    pub fn with_operations(self, operate: OperateHook) -> Self {
+        Self { operate: Some(operate), ..self }
     }
 
     /// Serves until `shutdown` says otherwise, and until the last connection has ended.
@@ -342,6 +377,12 @@ impl Node {
         let event = match received.map_err(why)? {
             ConnectionOutcome::Controller(channel) if registration.authenticate() => {
                 return Connection::new(self, channel).run();
+            }
+            ConnectionOutcome::Relay(channel) if registration.authenticate_node() => {
+                return Connection::new(self, channel).run();
+            }
+            ConnectionOutcome::Relay(_) => {
+                return Err(format!("{MAX_RELAYS} other nodes are being served already"));
             }
             ConnectionOutcome::Controller(_) => {
                 return Err(format!("there are {MAX_CONNECTIONS} connections already"));

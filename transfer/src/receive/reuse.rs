@@ -53,10 +53,13 @@ impl Donors {
         self.find(entry, chunk).is_some()
     }
 
-    /// The chunk's bytes, read and checked; `None` when nobody holds them.
-    pub(super) fn read_chunk(&self, entry: &FileEntry, chunk: u32) -> Option<Vec<u8>> {
+    /// The file that holds a chunk, and the chunk's bytes, read and checked; `None` when nobody holds
+    /// them.
+    pub(super) fn read_chunk(&self, entry: &FileEntry, chunk: u32) -> Option<(File, Vec<u8>)> {
         let (path, _) = self.find(entry, chunk)?;
-        read_checked(&File::open(path).ok()?, entry, chunk).ok().flatten()
+        let file = File::open(path).ok()?;
+        let bytes = read_checked(&file, entry, chunk).ok().flatten()?;
+        Some((file, bytes))
     }
 
     fn find(&self, entry: &FileEntry, chunk: u32) -> Option<&(PathBuf, u64)> {
@@ -88,7 +91,11 @@ pub(super) fn is_intact(path: &Path, entry: &FileEntry, progress: &dyn Fn(u64)) 
 }
 
 /// Reads a chunk of `entry` from `file`; `None` when its value differs.
-fn read_checked(file: &File, entry: &FileEntry, chunk: u32) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn read_checked(
+    file: &File,
+    entry: &FileEntry,
+    chunk: u32,
+) -> io::Result<Option<Vec<u8>>> {
     let range = chunk_range(entry.size, u64::from(chunk));
     let mut bytes = vec![0; (range.end - range.start) as usize];
     file.read_exact_at(&mut bytes, range.start)?;

@@ -1,5 +1,7 @@
 //! A package that is being received: from the offer to a verified directory.
 
+mod peers;
+
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
     fs::{self, File, OpenOptions},
@@ -8,13 +10,14 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use shardpack_manifests::{
     Digest,
+    digest::chunk_range,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
     verify::{Problem, TensorCheck, VerifyEvent, VerifyOptions, read_document, verify_package},
 };
@@ -22,30 +25,35 @@ use shardpack_manifests::{
 use super::{
     files,
     journal::Journal,
-    reuse::{Donors, is_intact},
+    reuse::{Donors, is_intact, read_checked},
     store::{Claim, Store, StoreError},
 };
 use crate::protocol::{ChunkMap, Incoming, Join, SharedMap};
+
+pub(super) use peers::Staged;
 
 /// Chunks between two syncs: 64 MiB are what a crash may cost, and enough that a sync's own cost
 /// does not show.
 const SYNC_CHUNKS: usize = 16;
 
-const VERIFY: VerifyOptions = VerifyOptions { tensors: TensorCheck::Skip };
+/// Tensors are parts of files, whose every chunk is read.
+pub(super) const VERIFY: VerifyOptions = VerifyOptions { tensors: TensorCheck::Skip };
 
 /// Progress of a long action, in bytes.
 #[derive(Default)]
 pub(super) struct Meter {
     pub(super) done_bytes: AtomicU64,
     pub(super) total_bytes: AtomicU64,
+    /// Whether whoever asked for the action has gone.
+    pub(super) is_cancelled: AtomicBool,
 }
 
 impl Meter {
-    fn add(&self, size_bytes: u64) {
+    pub(super) fn add(&self, size_bytes: u64) {
         self.done_bytes.fetch_add(size_bytes, Ordering::Relaxed);
     }
 
-    fn verified(&self, event: VerifyEvent) {
+    pub(super) fn verified(&self, event: VerifyEvent) {
         match event {
             VerifyEvent::Planned { size_bytes } => {
                 self.total_bytes.fetch_add(size_bytes, Ordering::Relaxed);
@@ -71,6 +79,10 @@ pub(super) struct Stage {
     written: Mutex<Written>,
     /// Absent when the package is stored already. Held while chunks are made durable.
     journal: Mutex<Option<Journal>>,
+    /// Whether the package was stored already when it was offered.
+    was_stored: bool,
+    /// Fetches from other nodes that are under way.
+    relays: AtomicUsize,
 }
 
 /// Whether chunks are still accepted.
@@ -119,6 +131,8 @@ impl Stage {
             state: RwLock::new(StageState::Receiving),
             written: Mutex::default(),
             journal: Mutex::new(None),
+            was_stored: false,
+            relays: AtomicUsize::new(0),
         };
         stage.prepare(meter)?;
         let stage = Arc::new(stage);
@@ -142,6 +156,7 @@ impl Stage {
             if report.is_clean() {
                 let all = complete(&self.held.lock());
                 *self.held.lock() = all;
+                self.was_stored = true;
                 return Ok(());
             }
             // Staged anew; its good chunks are reused like those of any other package.
@@ -214,6 +229,16 @@ impl Stage {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), StoreError> {
+        self.put(file, chunk, |opened| opened.write_all_at(bytes, offset))
+    }
+
+    /// Lets `write` put a chunk into its file.
+    fn put(
+        &self,
+        file: u32,
+        chunk: u32,
+        write: impl FnOnce(&File) -> io::Result<()>,
+    ) -> Result<(), StoreError> {
         let _open = self.enter()?;
         let path = self.file_path(file);
         let opened = match lock(&self.written).open.entry(file) {
@@ -223,7 +248,7 @@ impl Stage {
                 Arc::clone(entry.insert(Arc::new(opened)))
             }
         };
-        opened.write_all_at(bytes, offset).map_err(StoreError::io("write", &path))?;
+        write(&opened).map_err(StoreError::io("write", &path))?;
         self.held.lock().insert(file, chunk);
         let unlisted = {
             let mut written = lock(&self.written);
@@ -291,9 +316,9 @@ impl Stage {
         if target.exists() {
             // Another package under the same key, or a damaged one: out of the way first. A crash
             // between the two renames leaves the new one staged and complete.
-            fs::rename(&target, &replaced).map_err(StoreError::io("move", &target))?;
+            files::rename(&target, &replaced).map_err(StoreError::io("move", &target))?;
         }
-        fs::rename(&package, &target).map_err(StoreError::io("move", &package))?;
+        files::rename(&package, &target).map_err(StoreError::io("move", &package))?;
         let parent = target.parent().unwrap_or(&target);
         files::sync_directory(parent).map_err(StoreError::io("sync", parent))?;
         *lock(&self.journal) = None;
@@ -360,7 +385,7 @@ impl Stage {
             if fs::hard_link(donor, &sibling).is_err() {
                 continue;
             }
-            fs::rename(&sibling, &path).map_err(StoreError::io("link", &path))?;
+            files::rename(&sibling, &path).map_err(StoreError::io("link", &path))?;
             for (file, chunk, size_bytes) in lacking {
                 self.held.lock().insert(*file, *chunk);
                 let unlisted = Unlisted { file: *file, chunk: *chunk, opened: None };
@@ -395,14 +420,15 @@ impl Stage {
         files::sync_directory(&package).map_err(StoreError::io("sync", &package))
     }
 
-    /// Copies single chunks that another package holds at the same offset.
+    /// Takes single chunks that another package holds at the same offset: shares their blocks where the
+    /// file system can, else copies them.
     fn copy_chunks(&mut self, donors: &Donors, meter: &Meter) -> Result<(), StoreError> {
         let missing: Vec<(u32, u32, u64)> = self.held.lock().missing().collect();
         for (file, chunk, size_bytes) in missing {
             let entry = &self.incoming.manifest.files[file as usize];
-            let Some(bytes) = donors.read_chunk(entry, chunk) else { continue };
-            let offset = shardpack_manifests::digest::chunk_range(entry.size, u64::from(chunk));
-            self.write(file, chunk, offset.start, &bytes)?;
+            let Some((donor, bytes)) = donors.read_chunk(entry, chunk) else { continue };
+            let offset = chunk_range(entry.size, u64::from(chunk)).start;
+            self.put(file, chunk, |opened| files::copy_range(&donor, opened, offset, &bytes))?;
             self.reused_bytes += size_bytes;
             meter.add(size_bytes);
         }
@@ -460,12 +486,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Opens a file for writing that no other package shares.
 fn open_alone(path: &Path) -> io::Result<File> {
-    // Invariant: a prepared package is never written to. A file that was linked from one, and
+    // Invariant: a prepared package is never written to, but where a chunk of it is damaged. A file that was linked from one, and
     // turned out damaged later, is copied before it is repaired.
     if path.symlink_metadata()?.nlink() > 1 {
         let sibling = path.with_file_name(".copy.new");
         fs::copy(path, &sibling)?;
-        fs::rename(&sibling, path)?;
+        files::rename(&sibling, path)?;
     }
     OpenOptions::new().write(true).open(path)
 }

@@ -5,21 +5,18 @@ use std::{
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
 
 use shardpack_manifests::{
-    Manifest,
+    Digest, Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
     verify::read_document,
 };
 
-use super::{
-    active::{Active, model_name},
-    stage::Stage,
-};
+use super::{active::ReleaseRefusal, stage::Stage, usage::Uses};
 use crate::protocol::{FailureCode, PackageKey};
 
 /// Free bytes that a push leaves: a full disk stops more than this program.
@@ -85,14 +82,103 @@ pub enum StoreError {
         /// Why.
         problem: String,
     },
-    /// The record of current packages cannot be used.
-    #[error("{} cannot be used: {problem}", path.display())]
+    /// A chunk that no manifest lists.
+    #[error("package {key} has no chunk {chunk} of file number {file}")]
+    NoSuchChunk {
+        /// The package.
+        key: PackageKey,
+        /// Index of the file.
+        file: u32,
+        /// Index of the chunk.
+        chunk: u32,
+    },
+    /// A chunk that was to be read.
+    #[error(
+        "{file}: chunk {chunk} of package {key} is damaged; repair it: shardpack cluster repair"
+    )]
+    DamagedChunk {
+        /// The package.
+        key: PackageKey,
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+    },
+    /// A chunk that was to be replaced, with something else.
+    #[error(
+        "{file}: chunk {chunk} is not replaced: the BLAKE3 of what came is {found}, the manifest's \
+         is {expected}"
+    )]
+    WrongBytes {
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+        /// Value that the manifest states.
+        expected: Digest,
+        /// Value of the bytes.
+        found: Digest,
+    },
+    /// A chunk that another node sent, with something else.
+    #[error(
+        "other bytes came than those of {file}, chunk {chunk}: their BLAKE3 is {found}, the \
+         manifest's is {expected}"
+    )]
+    OtherBytes {
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+        /// Value that the manifest states.
+        expected: Digest,
+        /// Value of the bytes.
+        found: Digest,
+    },
+    /// The record of releases cannot be used.
+    #[error(
+        "{} cannot be used: {problem}; restore it from a backup, or have it made anew from the \
+         packages: shardpack cluster fsck NODE --rebuild", path.display()
+    )]
     Record {
         /// Its path.
         path: PathBuf,
         /// Why.
         problem: String,
     },
+    /// A release without such a rank.
+    #[error("the release has {ranks} packages, and none of rank {rank}")]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// Its packages.
+        ranks: usize,
+    },
+    /// A package under the key of a release that is not the release's.
+    #[error(
+        "package {key} was replaced: its manifest is {found}, the release's {expected}; push the \
+         release's set again"
+    )]
+    OtherManifest {
+        /// The package.
+        key: PackageKey,
+        /// Digest that the release states.
+        expected: Digest,
+        /// Digest of the stored one.
+        found: Digest,
+    },
+    /// A package of another model than the release's.
+    #[error("package {key} is of model {found}, the release of {expected}")]
+    OtherModel {
+        /// The package.
+        key: PackageKey,
+        /// The release's model.
+        expected: String,
+        /// The package's.
+        found: String,
+    },
+    /// A release that does not become pending or current.
+    #[error(transparent)]
+    Release(#[from] ReleaseRefusal),
     /// What was stored did not survive verification.
     #[error("{count} findings in the stored package, the first: {first}; push again to repair")]
     Damaged {
@@ -119,8 +205,18 @@ impl StoreError {
             Self::Io { .. } | Self::Locked { .. } | Self::Record { .. } => FailureCode::Storage,
             Self::NoSpace { .. } => FailureCode::NoSpace,
             Self::Busy { .. } => FailureCode::Busy,
-            Self::Unknown { .. } | Self::NotUnderWay { .. } => FailureCode::Unknown,
-            Self::Unusable { .. } | Self::Damaged { .. } => FailureCode::Damaged,
+            Self::Unknown { .. } | Self::NotUnderWay { .. } | Self::NoSuchChunk { .. } => {
+                FailureCode::Unknown
+            }
+            Self::NoSuchRank { .. }
+            | Self::WrongBytes { .. }
+            | Self::OtherBytes { .. }
+            | Self::OtherManifest { .. }
+            | Self::OtherModel { .. }
+            | Self::Release(_) => FailureCode::Refused,
+            Self::Unusable { .. } | Self::Damaged { .. } | Self::DamagedChunk { .. } => {
+                FailureCode::Damaged
+            }
         }
     }
 }
@@ -158,8 +254,12 @@ pub struct Store {
     freed: Condvar,
     /// Packages that further streams may join.
     under_way: Mutex<BTreeMap<PackageKey, Weak<Stage>>>,
-    /// Held while the record of current packages changes.
-    record: Mutex<()>,
+    /// Held while the record of releases changes, or is relied upon.
+    pub(super) record: Mutex<()>,
+    /// Packages that run or are being read.
+    pub(super) in_use: Mutex<Uses>,
+    /// Held while packages are removed.
+    pub(super) removal: Mutex<()>,
 }
 
 impl Store {
@@ -194,6 +294,8 @@ impl Store {
             freed: Condvar::new(),
             under_way: Mutex::default(),
             record: Mutex::default(),
+            in_use: Mutex::default(),
+            removal: Mutex::default(),
         })
     }
 
@@ -225,27 +327,15 @@ impl Store {
         Ok(packages)
     }
 
-    /// The current packages.
-    pub fn active(&self) -> Result<Active, StoreError> {
-        Active::read(&self.root.join("active.json"))
-    }
-
-    /// Makes a prepared package the current one of its model; returns the one before, which is
-    /// kept. To go back, activate that one.
-    pub fn activate(&self, key: PackageKey) -> Result<Option<PackageKey>, StoreError> {
-        let manifest = self.package(key)?.read_manifest()?;
-        let _guard = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut active = self.active()?;
-        let previous = active.activate(model_name(&manifest), key);
-        active.write(&self.root.join("active.json"))?;
-        Ok(previous)
-    }
-
     /// Free bytes of the disk, for a user without privileges.
     pub fn free_bytes(&self) -> Result<u64, StoreError> {
         let free = rustix::fs::statvfs(&self.root)
             .map_err(|error| StoreError::io("measure", &self.root)(error.into()))?;
         Ok(free.f_bavail.saturating_mul(free.f_frsize))
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     pub(super) fn package_path(&self, key: PackageKey) -> PathBuf {
@@ -258,14 +348,19 @@ impl Store {
 
     /// Lets further streams of a push find it, as long as it lasts.
     pub(super) fn begin(&self, key: PackageKey, stage: &Arc<Stage>) {
-        let mut all = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.under_way);
         all.retain(|_, stage| stage.strong_count() > 0);
         all.insert(key, Arc::downgrade(stage));
     }
 
     /// The push of a package that is under way.
     pub(super) fn under_way(&self, key: PackageKey) -> Option<Arc<Stage>> {
-        self.under_way.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?.upgrade()
+        locked(&self.under_way).get(&key)?.upgrade()
+    }
+
+    /// Whether a push fills a package.
+    pub(super) fn is_busy(&self, key: PackageKey) -> bool {
+        locked(&self.busy).contains(&key)
     }
 
     /// Claims a package for one push. Waits for another one that has it: most often that is the
@@ -275,7 +370,7 @@ impl Store {
         key: PackageKey,
         timeout: Duration,
     ) -> Result<Claim, StoreError> {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = locked(&self.busy);
         let (mut busy, _) = self
             .freed
             .wait_timeout_while(busy, timeout, |busy| busy.contains(&key))
@@ -297,7 +392,12 @@ pub(super) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.store.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        locked(&self.store.busy).remove(&self.key);
         self.store.freed.notify_all();
     }
+}
+
+/// Nothing that panics leaves what is locked halfway.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

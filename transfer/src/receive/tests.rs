@@ -15,6 +15,10 @@ use shardpack_manifests::{Digest, Manifest};
 use super::{journal::Journal, *};
 use crate::package_set::{SetPlan, write_set};
 use crate::protocol::{ChunkMap, PackageKey, Timeouts};
+use crate::release::{Release, ReleasePackage, SignedRelease};
+
+mod random_operations;
+mod versions;
 
 fn manifest() -> Manifest {
     let directory = tempfile::tempdir().unwrap();
@@ -93,14 +97,16 @@ fn put(root: &Path, plan: &SetPlan) -> PackageKey {
     key
 }
 
+fn small(seed: u64) -> SetPlan {
+    SetPlan { own_bytes: 100, shared_bytes: 10, seed, ..SetPlan::default() }
+}
+
 #[test]
 fn activation_keeps_the_one_before_for_each_model() {
     let root = tempfile::tempdir().unwrap();
-    let small = SetPlan { own_bytes: 100, shared_bytes: 10, ..SetPlan::default() };
-    let keys: Vec<PackageKey> =
-        (1..4).map(|seed| put(root.path(), &SetPlan { seed, ..small.clone() })).collect();
-    let other = put(root.path(), &SetPlan { seed: 9, name: "other", ..small });
-    let store = Store::open(root.path()).unwrap();
+    let keys: Vec<PackageKey> = (1..4).map(|seed| put(root.path(), &small(seed))).collect();
+    let other = put(root.path(), &SetPlan { name: "other", ..small(9) });
+    let store = Arc::new(Store::open(root.path()).unwrap());
     assert_eq!(store.packages().unwrap().len(), 4);
     assert_eq!(store.activate(keys[0]).unwrap(), None);
     assert_eq!(store.activate(keys[1]).unwrap(), Some(keys[0]));
@@ -109,20 +115,95 @@ fn activation_keeps_the_one_before_for_each_model() {
     assert_eq!(store.activate(other).unwrap(), None);
     drop(store);
     let active = Store::open(root.path()).unwrap().active().unwrap();
-    let expected = ActiveModel { current: keys[2], previous: Some(keys[1]) };
-    assert_eq!(active.models["tiny"], expected);
-    assert_eq!(active.models["other"], ActiveModel { current: other, previous: None });
+    let tiny = &active.models["tiny"];
+    assert_eq!((tiny.package(), tiny.previous()), (Some(keys[2]), Some(keys[1])));
+    let other_model = &active.models["other"];
+    assert_eq!((other_model.package(), other_model.previous()), (Some(other), None));
 }
 
 #[test]
 fn only_prepared_packages_are_activated() {
     let root = tempfile::tempdir().unwrap();
-    let store = Store::open(root.path()).unwrap();
+    let store = Arc::new(Store::open(root.path()).unwrap());
     let key = PackageKey { layout: Digest::of(b"layout"), rank: 0 };
     assert!(matches!(store.activate(key), Err(StoreError::Unknown { .. })));
     assert!(store.active().unwrap().models.is_empty());
-    fs::write(root.path().join("active.json"), r#"{"format":2,"models":{}}"#).unwrap();
-    assert!(matches!(store.active(), Err(StoreError::Record { .. })));
+    fs::write(root.path().join("active.json"), r#"{"format":3,"models":{}}"#).unwrap();
+    let error = store.active().unwrap_err();
+    assert!(matches!(error, StoreError::Record { .. }));
+    assert!(error.to_string().contains("fsck"), "{error}");
+}
+
+#[test]
+fn record_of_the_version_before_opens_and_is_carried_over() {
+    let root = tempfile::tempdir().unwrap();
+    let keys: Vec<PackageKey> = (1..4).map(|seed| put(root.path(), &small(seed))).collect();
+    let path = root.path().join("active.json");
+    let [current, previous] = [keys[1], keys[0]];
+    let old = format!(
+        r#"{{"format":1,"models":{{"tiny":{{"current":"{current}","previous":"{previous}"}}}}}}"#
+    );
+    fs::write(&path, old).unwrap();
+    let store = Arc::new(Store::open(root.path()).unwrap());
+    let active = store.active().unwrap();
+    let tiny = &active.models["tiny"];
+    assert_eq!((tiny.package(), tiny.previous()), (Some(current), Some(previous)));
+    let signed = record(&store, keys[2], 2);
+    store.prepare_release(0, signed.clone(), ReleaseOrder::Newer).unwrap();
+    assert_eq!(store.commit_release("tiny", signed.digest()).unwrap(), Some(current));
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(r#""format":2"#), "{text}");
+    let history = &store.active().unwrap().models["tiny"].history;
+    assert_eq!(history.iter().map(|it| it.package).collect::<Vec<_>>(), [current, previous]);
+}
+
+/// A record of a release of this one-node package.
+fn record(store: &Store, key: PackageKey, number: u64) -> SignedRelease {
+    let package = store.package(key).unwrap();
+    let model = model_name(&package.read_manifest().unwrap());
+    let manifest = package.manifest_digest().unwrap();
+    let packages = vec![ReleasePackage { package: key, manifest }];
+    let release = Release::new(model, number, None, key.layout, packages);
+    SignedRelease::sign(release, None).unwrap()
+}
+
+#[test]
+fn release_is_pending_until_it_is_committed_and_an_older_one_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let keys: Vec<PackageKey> = (1..4).map(|seed| put(root.path(), &small(seed))).collect();
+    let store = Arc::new(Store::open(root.path()).unwrap());
+    let current = || store.active().unwrap().models.get("tiny").and_then(ActiveModel::package);
+    let records: Vec<SignedRelease> =
+        (0..3).map(|index| record(&store, keys[index], 5 + index as u64)).collect();
+    let prepare = |index: usize, order| store.prepare_release(0, records[index].clone(), order);
+    let commit = |index: usize| store.commit_release("tiny", records[index].digest());
+    let abort = |index: usize| store.abort_release("tiny", records[index].digest());
+    let refused = |result: Result<_, StoreError>, expected: &str| {
+        let error = result.unwrap_err();
+        assert_eq!(error.code(), crate::protocol::FailureCode::Refused);
+        assert!(error.to_string().contains(expected), "{error}");
+    };
+    refused(commit(0).map(drop), "not pending");
+    assert!(!abort(0).unwrap(), "there is nothing to drop");
+    assert_eq!(prepare(0, ReleaseOrder::Newer).unwrap(), ReleaseState::Pending);
+    assert_eq!(current(), None);
+    assert_eq!((commit(0).unwrap(), current()), (None, Some(keys[0])));
+    assert_eq!(commit(0).unwrap(), None, "again changes nothing");
+    assert_eq!(prepare(0, ReleaseOrder::Newer).unwrap(), ReleaseState::Current);
+    refused(abort(0).map(drop), "current here");
+    prepare(1, ReleaseOrder::Newer).unwrap();
+    assert_eq!((abort(1).unwrap(), current()), (true, Some(keys[0])));
+    refused(commit(1).map(drop), "not pending");
+    prepare(2, ReleaseOrder::Newer).unwrap();
+    assert_eq!((commit(2).unwrap(), current()), (Some(keys[0]), Some(keys[2])));
+    refused(prepare(1, ReleaseOrder::Newer).map(drop), "--allow-rollback");
+    prepare(1, ReleaseOrder::Any).unwrap();
+    assert_eq!((commit(1).unwrap(), current()), (Some(keys[2]), Some(keys[1])));
+    // A package that is not the release's, under its key.
+    let path = root.path().join("packages").join(keys[0].to_string()).join("manifest.json");
+    fs::write(&path, fs::read_to_string(&path).unwrap() + "\n").unwrap();
+    let error = prepare(0, ReleaseOrder::Any).unwrap_err();
+    assert!(matches!(error, StoreError::OtherManifest { .. }), "{error}");
 }
 
 #[test]

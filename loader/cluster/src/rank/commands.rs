@@ -15,7 +15,7 @@ use std::{
 
 use shardpack_engine_api::{GenerateRequest, RequestId};
 
-use crate::announce::Announcement;
+use crate::message::GroupPlan;
 
 /// Most requests that wait between two steps; the engine takes all of them at the next. A server
 /// admits fewer at a time (its queue is bounded), and a step is over within a second or two.
@@ -27,7 +27,7 @@ const MAX_WAITING: usize = 4 * MAX_WAITING_REQUESTS;
 
 /// A command for the worker.
 pub(super) enum Command {
-    Form { epoch: u64, peers: Vec<Announcement> },
+    Form(GroupPlan),
     Submit(RequestId, Box<GenerateRequest>),
     Cancel(RequestId),
 }

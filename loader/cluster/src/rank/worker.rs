@@ -18,14 +18,15 @@ use shardpack_identity::Credentials;
 use super::{
     LoadError, RankError,
     commands::{Command, CommandReceiver},
+    front::Front,
+    step_watch::StepWatch,
 };
 use crate::{
-    announce::Announcement,
     identity::Identity,
+    links::LinkMaker,
     mesh::{self, LocalRank, Mailbox},
-    message::{FromRank, Progress},
+    message::{FromRank, GroupPlan, Progress},
     vitals::StepStats,
-    wire::Sender,
 };
 
 /// Between two reports of the same activity: people read them, and tensors are many.
@@ -52,6 +53,23 @@ impl CurrentGroup {
         drop(state);
         if let Some(group) = group {
             group.abort("another group is being formed");
+        }
+    }
+
+    /// The latest epoch that was wanted.
+    pub(super) fn epoch(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).epoch
+    }
+
+    /// Ends the present group, formed or not, and any whose forming is yet to begin: whoever wanted
+    /// them is gone.
+    pub(super) fn abandon(&self, reason: &str) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.epoch += 1;
+        let group = state.group.take();
+        drop(state);
+        if let Some(group) = group {
+            group.abort(reason);
         }
     }
 
@@ -92,7 +110,7 @@ enum GroupExit {
     /// The group broke.
     Broken(GroupError),
     /// Another is to be formed.
-    Form { epoch: u64, peers: Vec<Announcement> },
+    Form(GroupPlan),
 }
 
 impl From<GroupError> for GroupExit {
@@ -106,9 +124,11 @@ pub(super) struct Worker {
     pub(super) credentials: Option<Credentials>,
     pub(super) commands: CommandReceiver,
     pub(super) mailbox: Mailbox,
-    pub(super) front: Arc<Sender>,
+    pub(super) links: LinkMaker,
+    pub(super) front: Arc<Front>,
     pub(super) current: Arc<CurrentGroup>,
     pub(super) stats: Arc<StepStats>,
+    pub(super) watch: Arc<StepWatch>,
 }
 
 impl Worker {
@@ -119,19 +139,19 @@ impl Worker {
     ) -> Result<(), RankError> {
         let mut engine =
             load(&mut self.report()).map_err(|error| RankError::Load(chain(error.as_ref())))?;
-        self.say(&FromRank::Loaded);
+        self.front.loaded();
         let mut next = None;
         loop {
-            let (epoch, peers) = match next.take() {
-                Some(form) => form,
+            let plan = match next.take() {
+                Some(plan) => plan,
                 None => match self.commands.recv() {
                     Err(_) => return Ok(()),
-                    Ok(Command::Form { epoch, peers }) => (epoch, peers),
+                    Ok(Command::Form(plan)) => plan,
                     // For a group that is gone; the front has failed the request.
                     Ok(Command::Submit(..) | Command::Cancel(_)) => continue,
                 },
             };
-            let left = self.serve(engine.as_mut(), epoch, &peers);
+            let left = self.serve(engine.as_mut(), &plan);
             self.current.leave();
             if let Some(message) = engine.device_failure() {
                 return Err(RankError::Device(message.to_owned()));
@@ -139,10 +159,11 @@ impl Worker {
             engine.reset();
             match left {
                 GroupExit::End => return Ok(()),
-                GroupExit::Form { epoch, peers } => next = Some((epoch, peers)),
+                GroupExit::Form(plan) => next = Some(plan),
                 GroupExit::Broken(error) => {
+                    self.links.fail(&error);
                     let (rank, reason) = mesh::blame(error);
-                    self.say(&FromRank::GroupLost { epoch, rank, reason });
+                    self.say(&FromRank::GroupLost { epoch: plan.epoch, rank, reason });
                 }
             }
         }
@@ -160,27 +181,22 @@ impl Worker {
             let done = progress.done_bytes == progress.total_bytes;
             if done || !last.as_ref().is_some_and(soon) {
                 last = Some((now, progress.doing.clone()));
-                // The thread that reads from the front notices when it is gone.
-                let _ = front.send(&FromRank::Progress(progress));
+                front.say(&FromRank::Progress(progress));
             }
         }
     }
 
     fn say(&self, message: &FromRank) {
-        // The thread that reads from the front notices when it is gone.
-        let _ = self.front.send(message);
+        self.front.say(message);
     }
 
     /// Forms a group and stays in it to its end.
-    fn serve(
-        &mut self,
-        engine: &mut dyn RankEngine,
-        epoch: u64,
-        peers: &[Announcement],
-    ) -> GroupExit {
+    fn serve(&mut self, engine: &mut dyn RankEngine, plan: &GroupPlan) -> GroupExit {
+        let epoch = plan.epoch;
         let superseded = || self.current.is_superseded(epoch);
         let me = LocalRank { identity: &self.identity, credentials: self.credentials.as_ref() };
-        let formed = mesh::form(me, epoch, peers, &mut self.mailbox, &superseded);
+        let (mailbox, maker) = (&mut self.mailbox, &mut self.links);
+        let formed = mesh::form(me, plan, mailbox, maker, &superseded);
         let formed = formed.and_then(|group| {
             let group = Arc::new(group);
             self.current.enter(&group);
@@ -196,14 +212,15 @@ impl Worker {
                 });
             }
         };
-        self.say(&FromRank::Formed { epoch });
+        let links = self.links.reports(self.identity.rank, &group);
+        self.say(&FromRank::Formed { epoch, links });
         let served = if self.identity.rank == 0 {
             self.lead(engine, group.as_ref())
         } else {
             self.follow(engine, group.as_ref())
         };
         match served {
-            Ok(left) | Err(left @ (GroupExit::End | GroupExit::Form { .. })) => left,
+            Ok(left) | Err(left @ (GroupExit::End | GroupExit::Form(_))) => left,
             Err(GroupExit::Broken(error)) => self.why(error),
         }
     }
@@ -212,7 +229,7 @@ impl Worker {
     fn why(&self, error: GroupError) -> GroupExit {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Form { epoch, peers }) => return GroupExit::Form { epoch, peers },
+                Ok(Command::Form(plan)) => return GroupExit::Form(plan),
                 Ok(Command::Submit(..) | Command::Cancel(_)) => {}
                 Err(TryRecvError::Disconnected) => return GroupExit::End,
                 Err(TryRecvError::Empty) => return GroupExit::Broken(error),
@@ -221,7 +238,12 @@ impl Worker {
     }
 
     fn lead(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<GroupExit, GroupExit> {
-        let mut say = |event: Event| self.say(&FromRank::Event(event));
+        let mut say = |event: Event| {
+            if matches!(event, Event::Token { .. }) {
+                self.stats.token();
+            }
+            self.say(&FromRank::Event(event));
+        };
         let mut beat = Instant::now() + HEARTBEAT;
         let counted = CountedGroup::new(group);
         loop {
@@ -233,7 +255,10 @@ impl Worker {
                 }
             }
             let begun = Instant::now();
-            let outcome = engine.lead(&counted, &mut say)?;
+            self.watch.begin();
+            let outcome = engine.lead(&counted, &mut say);
+            self.watch.end(matches!(outcome, Ok(StepOutcome::Worked)));
+            let outcome = outcome?;
             let counts = counted.observer().take();
             if outcome == StepOutcome::Worked {
                 self.stats.add(begun.elapsed(), &counts);
@@ -261,17 +286,21 @@ impl Worker {
         let counted = CountedGroup::new(group);
         loop {
             let begun = Instant::now();
-            engine.follow(&counted)?;
+            self.watch.begin();
+            let followed = engine.follow(&counted);
             let counts = counted.observer().take();
             // A heartbeat has no collectives.
-            if counts.all_reduces.count + counts.all_gathers.count > 0 {
+            let has_worked = counts.all_reduces.count + counts.all_gathers.count > 0;
+            self.watch.end(has_worked && followed.is_ok());
+            followed?;
+            if has_worked {
                 self.stats.add(begun.elapsed(), &counts);
             }
             match self.commands.try_recv() {
                 // Only the leader has requests.
                 Err(TryRecvError::Empty) | Ok(Command::Submit(..) | Command::Cancel(_)) => {}
                 Err(TryRecvError::Disconnected) => return Ok(GroupExit::End),
-                Ok(Command::Form { epoch, peers }) => return Ok(GroupExit::Form { epoch, peers }),
+                Ok(Command::Form(plan)) => return Ok(GroupExit::Form(plan)),
             }
         }
     }
@@ -281,7 +310,7 @@ fn apply(engine: &mut dyn RankEngine, command: Command) -> Result<(), GroupExit>
     match command {
         Command::Submit(id, request) => engine.submit(id, *request),
         Command::Cancel(id) => engine.cancel(id),
-        Command::Form { epoch, peers } => return Err(GroupExit::Form { epoch, peers }),
+        Command::Form(plan) => return Err(GroupExit::Form(plan)),
     }
     Ok(())
 }

@@ -5,8 +5,6 @@ mod member;
 mod recover;
 
 use std::{
-    collections::BTreeMap,
-    mem,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, SyncSender},
@@ -15,16 +13,18 @@ use std::{
 };
 
 use shardpack_engine_api::{
-    Command, EngineHandle, EngineState, Event, EventSink, GenerateRequest, RequestId,
+    Command, EngineHandle, EngineState, Event, EventSink, FinishReason, GenerateRequest, RequestId,
 };
 
 use super::{
-    Node, Outcome, RankEvent, ServeError, SupervisorEvent, SupervisorOptions, recovery::Attempts,
+    GroupEvent, Node, Outcome, RankEvent, ServeError, SupervisorEvent, SupervisorOptions,
+    recovery::Attempts,
     refuse,
+    requests::{Ended, Requests},
 };
 use crate::{
     identity::Identity,
-    message::{FromRank, Progress, ToRank},
+    message::{FromRank, GroupPlan, Progress, ToRank},
     process::RankProcess,
     rank::ALIVE_INTERVAL,
     wire::WireError,
@@ -33,7 +33,10 @@ use member::Member;
 
 /// Heartbeat timeout: ticks without a message after which a rank counts as lost. They are counted and not
 /// measured, so that a front which was itself stopped for a while does not blame its ranks.
-const SILENT_TICKS: u32 = 5;
+const SILENT_TICKS: u32 = 6;
+
+/// The same of a rank that loads: reading as fast as a machine can may hold up its threads.
+const SILENT_LOADING_TICKS: u32 = 10;
 
 /// How long an ended child may take to be found ended: its sockets close a moment earlier.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -55,6 +58,8 @@ pub(super) struct Core {
     phase_start: Instant,
     /// Before which no group is formed.
     form_at: Instant,
+    /// Since when requests wait for the group to form again.
+    interrupted: Option<Instant>,
     epoch: u64,
     /// Whether the group has ever served; from then on it is formed again.
     has_served: bool,
@@ -68,7 +73,7 @@ pub(super) struct Core {
     /// Ranks that are being started, on threads of their own.
     starting: u32,
     events: SyncSender<SupervisorEvent>,
-    requests: BTreeMap<RequestId, EventSink>,
+    requests: Requests,
     handle: EngineHandle,
     options: SupervisorOptions,
     outcome: Arc<Outcome>,
@@ -89,6 +94,7 @@ impl Core {
             phase: Phase::Loading,
             phase_start: now,
             form_at: now,
+            interrupted: None,
             epoch: 0,
             has_served: false,
             recoveries: 0,
@@ -96,7 +102,7 @@ impl Core {
             pending_loss: None,
             starting: 0,
             events,
-            requests: BTreeMap::new(),
+            requests: Requests::default(),
             handle,
             options,
             outcome,
@@ -138,7 +144,10 @@ impl Core {
                 self.submit(id, request, events);
             }
             SupervisorEvent::Command(Command::Cancel(id)) => {
-                if self.requests.contains_key(&id) {
+                // One that rank 0 does not have ends here.
+                let ended = self.requests.finish_unsent(id, FinishReason::Cancelled);
+                self.end(ended);
+                if self.requests.contains(id) {
                     self.tell(self.by_rank.first().copied(), &ToRank::Cancel(id));
                 }
             }
@@ -196,18 +205,32 @@ impl Core {
                 member.progress = Some(progress);
                 self.show_progress();
             }
-            FromRank::Loaded => {
+            FromRank::Loaded { epoch } => {
                 member.loaded = true;
+                member.is_repaired = false;
+                self.epoch = self.epoch.max(epoch);
                 self.form_when_loaded();
             }
-            FromRank::Formed { epoch } => {
+            FromRank::Formed { epoch, links } => {
                 member.formed_epoch = epoch;
+                member.links = links;
                 let formed = |member: &Member| member.formed_epoch == self.epoch;
                 if matches!(self.phase, Phase::Forming) && self.members.iter().all(formed) {
                     self.enter(Phase::Ready);
                     self.has_served = true;
-                    self.handle.update_status(|status| status.state = EngineState::Ready);
+                    let links = self.by_rank.iter().map(|index| self.members[*index].links.clone());
+                    let links = links.flatten().collect();
+                    self.handle.update_status(|status| {
+                        status.links = links;
+                        status.state = EngineState::Ready;
+                    });
                     self.outcome.set(Ok(()));
+                    let after = self.interrupted.take().map(|since| since.elapsed());
+                    let resumed = self.requests.unsent().len();
+                    self.send_requests();
+                    let (epoch, ranks) = (self.epoch, self.members.len() as u32);
+                    let formed = GroupEvent::Formed { epoch, ranks, after, resumed };
+                    self.options.events.tell(&formed);
                 }
             }
             FromRank::Event(event) if self.by_rank.first() == Some(&index) => self.pass(event),
@@ -224,7 +247,9 @@ impl Core {
                 } else {
                     ServeError::Package { rank, node, reason }
                 };
-                self.give_up_or_recover(index, error);
+                if !self.repair(index, &error) {
+                    self.give_up_or_recover(index, error);
+                }
             }
             FromRank::Identity(_) | FromRank::Refused(_) | FromRank::Event(_) => {
                 self.lose(index, "it sent an unexpected message".to_owned());
@@ -258,15 +283,12 @@ impl Core {
             status.active_requests = 0;
         });
         self.outcome.set(Err(error.clone()));
-        self.fail_requests(&message);
+        self.requests.fail(&message).into_iter().for_each(Ended::tell);
+        if error != ServeError::Stopped {
+            self.options.events.tell(&GroupEvent::Failed { reason: message });
+        }
         self.pending_loss = None;
         self.enter(Phase::Failed(error));
-    }
-
-    fn fail_requests(&mut self, message: &str) {
-        for (request, events) in mem::take(&mut self.requests) {
-            events(Event::Failed { request, message: message.to_owned(), retryable: true });
-        }
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -284,11 +306,10 @@ impl Core {
         self.enter(Phase::Forming);
         let members = self.by_rank.iter().map(|index| &self.members[*index]);
         let peers = members.map(|member| member.node.announcement.clone()).collect();
-        let form = ToRank::Form { epoch: self.epoch, peers };
+        let links = self.options.links;
+        let form = ToRank::Form(GroupPlan { epoch: self.epoch, peers, links });
         (0..self.members.len()).for_each(|index| self.tell(Some(index), &form));
-        self.handle.update_status(|status| {
-            status.state = EngineState::Starting("connecting the ranks".to_owned());
-        });
+        self.show("connecting the ranks".to_owned());
     }
 
     fn show_progress(&self) {
@@ -303,14 +324,25 @@ impl Core {
         {
             let percent = share(progress).min(100.0);
             let text = format!("{}: {}, {percent:.0} %", member.node.name, progress.doing);
-            self.handle.update_status(|status| status.state = EngineState::Starting(text));
+            self.show(text);
         }
+    }
+
+    /// Shows what happens before there is a group.
+    pub(super) fn show(&self, text: String) {
+        let state = if self.interrupted.is_some() {
+            EngineState::Recovering(text)
+        } else {
+            EngineState::Starting(text)
+        };
+        self.handle.update_status(|status| status.state = state);
     }
 
     fn submit(&mut self, id: RequestId, request: Box<GenerateRequest>, events: EventSink) {
         let refusal = match &self.phase {
             Phase::Ready => None,
             Phase::Failed(error) => Some(error.to_string()),
+            Phase::Loading | Phase::Forming if self.interrupted.is_some() => None,
             Phase::Loading | Phase::Forming if self.has_served => {
                 Some("a lost rank is being replaced".to_owned())
             }
@@ -320,35 +352,41 @@ impl Core {
             refuse(Command::Submit { id, request, events }, &message);
             return;
         }
-        let leader = &self.members[self.by_rank[0]];
-        let sent = leader.sender.as_ref().map(|it| it.send(&ToRank::Submit { id, request }));
-        if let Some(Err(error @ WireError::TooLarge { .. })) = sent {
-            let message = format!("the prompt is too long: {error}");
-            events(Event::Failed { request: id, message, retryable: false });
-            return;
-        }
-        // Any other failure has closed the connection, of which an event is on its way.
-        self.requests.insert(id, events);
+        self.requests.insert(id, request, events);
         self.count_requests();
+        if matches!(self.phase, Phase::Ready) {
+            self.send_requests();
+        }
+    }
+
+    /// Sends rank 0 the requests that it does not have.
+    fn send_requests(&mut self) {
+        let Some(sender) = self.members[self.by_rank[0]].sender.clone() else { return };
+        for id in self.requests.unsent() {
+            let Some(request) = self.requests.take_to_send(id) else { continue };
+            // Any other failure has closed the connection, of which an event is on its way.
+            if let Err(error @ WireError::TooLarge { .. }) =
+                sender.send(&ToRank::Submit { id, request })
+            {
+                let refused = self.requests.refuse(id, format!("the prompt is too long: {error}"));
+                self.end(refused);
+            }
+        }
     }
 
     fn pass(&mut self, event: Event) {
-        let id = event.request();
-        let over = matches!(event, Event::Finished { .. } | Event::Failed { .. });
-        // One that has been failed already may still have had events on their way.
-        if over {
-            let events = self.requests.remove(&id);
-            // First the status, so that a client that sees the end finds it there.
-            self.count_requests();
-            if let Some(events) = events {
-                events(event);
-            }
-        } else if let Some(events) = self.requests.get(&id) {
-            events(event);
+        if let Some(ended) = self.requests.pass(event) {
+            self.end([ended]);
         }
     }
 
-    fn count_requests(&self) {
+    /// Tells clients that their requests have ended.
+    pub(super) fn end(&self, ended: impl IntoIterator<Item = Ended>) {
+        self.count_requests();
+        ended.into_iter().for_each(Ended::tell);
+    }
+
+    pub(super) fn count_requests(&self) {
         let count = self.requests.len() as u32;
         self.handle.update_status(|status| status.active_requests = count);
     }
@@ -367,16 +405,19 @@ impl Core {
             Phase::Ready => ("", Duration::MAX),
             Phase::Failed(_) => return,
         };
-        if self.phase_start.elapsed() > limit {
+        if self.phase_start.elapsed() > limit && !self.waits_for_a_node() {
             self.handle_timeout(ServeError::Slow { doing: doing.to_owned(), limit });
         }
+        self.expire_requests();
+        (0..self.members.len()).for_each(|index| self.tell(Some(index), &ToRank::Alive));
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
             if member.sender.is_some() {
                 member.silent_ticks += 1;
             }
-            if member.silent_ticks >= SILENT_TICKS {
-                let silence = ALIVE_INTERVAL * SILENT_TICKS;
+            let most = if member.loaded { SILENT_TICKS } else { SILENT_LOADING_TICKS };
+            if member.silent_ticks >= most {
+                let silence = ALIVE_INTERVAL * most;
                 self.lose(index, format!("no heartbeat for {} s", silence.as_secs()));
             }
         }

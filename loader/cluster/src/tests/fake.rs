@@ -28,6 +28,9 @@ const STEP: Duration = Duration::from_millis(700);
 /// A token at which every follower's thread panics.
 pub(super) const PANIC: u32 = 13_000_013;
 
+/// A token at which the leader's device hangs.
+pub(super) const HANG: u32 = 13_000_213;
+
 /// A token at which every follower's device fails.
 pub(super) const DEVICE_FAILURE: u32 = 13_000_113;
 
@@ -48,7 +51,8 @@ impl FakeEngine {
 
 impl RankEngine for FakeEngine {
     fn submit(&mut self, id: RequestId, request: GenerateRequest) {
-        self.requests.insert(id, (request, 0));
+        let done = request.generated.len() as u32;
+        self.requests.insert(id, (request, done));
     }
 
     fn cancel(&mut self, id: RequestId) {
@@ -75,6 +79,9 @@ impl RankEngine for FakeEngine {
         let next =
             |(request, done): &(GenerateRequest, u32)| request.prompt.last().unwrap().0 + 1 + done;
         let plan: Vec<u32> = self.requests.values().map(next).collect();
+        while plan.contains(&HANG) {
+            std::thread::sleep(LONG);
+        }
         let mut bytes = serde_json::to_vec(&plan).unwrap();
         group.broadcast(0, &mut bytes, Deadline::after(STEP))?;
         let tokens = Self::sum(group, &plan)?;
@@ -162,7 +169,7 @@ impl Answer {
         Self { id: handle.submit(request, sink).unwrap(), events }
     }
 
-    pub(super) fn first_token(&self) -> u32 {
+    pub(super) fn next_token(&self) -> u32 {
         match self.events.recv_timeout(LONG).unwrap() {
             Event::Token { token, .. } => token.0,
             other => panic!("a token, not {other:?}"),

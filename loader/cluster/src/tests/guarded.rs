@@ -16,8 +16,8 @@ use shardpack_identity::{
 
 use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
 use crate::{
-    Announcement, Node, RankOptions, Supervisor, SupervisorOptions, Token,
-    message::{FromRank, Hello, PROTOCOL, PeerReply, StreamKind},
+    Announcement, LinkChoice, Node, RankOptions, Supervisor, SupervisorOptions, Token,
+    message::{FromRank, GroupPlan, Hello, PeerReply, StreamKind, ToRank},
     run_rank,
     wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
@@ -59,7 +59,7 @@ fn start_rank((rank, size): (u32, u32), credentials: &Credentials) -> Announceme
     let key = Some(credentials.key());
     let announcement = Announcement { address, token: token.clone(), key };
     let credentials = Some(credentials.clone());
-    let options = RankOptions { front_timeout: LONG, credentials };
+    let options = RankOptions { front_timeout: LONG, credentials, ..RankOptions::default() };
     thread::spawn(move || run_rank(listener, token, identity(rank, size), options, load));
     announcement
 }
@@ -71,6 +71,8 @@ fn node(announcement: &Announcement, controller: &Credentials) -> Node {
         credentials: Some(controller.clone()),
         process: None,
         restart: None,
+        weights: None,
+        repair: None,
     }
 }
 
@@ -92,7 +94,7 @@ fn ranks_sum_and_answer_inside_tls() {
     }
     // The end of the front ends a running request at once, through TLS too.
     let answer = Answer::submit(&handle, request(7, u32::MAX));
-    assert_eq!(answer.first_token(), 8);
+    assert_eq!(answer.next_token(), 8);
     let begun = Instant::now();
     supervisor.stop();
     assert!(matches!(answer.finish().1, End::Failed { .. }));
@@ -130,7 +132,7 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     // In the clear, with the right token.
     let socket = TcpStream::connect(rank.address).unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
-    let hello = Hello::Control { token: rank.token.clone(), protocol: PROTOCOL };
+    let hello = Hello::control(rank.token.clone());
     Sender::new(socket.try_clone().unwrap()).unwrap().send(&hello).unwrap();
     let mut answer = Vec::new();
     let _ = (&socket).read_to_end(&mut answer);
@@ -152,7 +154,7 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     assert!(reason.contains("role"), "{reason}");
     let mut channel = call(&members.controller);
     let token = Token::generate().unwrap();
-    let hello = Hello::Control { token, protocol: PROTOCOL };
+    let hello = Hello::control(token);
     channel.write_all(&wire::encode(&hello).unwrap()).unwrap();
     let Ok(FromRank::Refused(reason)) = wire::read(&mut channel, MAX_MESSAGE_BYTES) else {
         panic!("no refusal")
@@ -232,8 +234,12 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     let front = Channel::call(socket, &members.controller, Service::Rank, role, deadline).unwrap();
     front.set_read_timeout(Some(LONG)).unwrap();
     let sender = Sender::new(front.clone()).unwrap();
-    sender.send(&Hello::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
-    let form = crate::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
+    sender.send(&Hello::control(rank.token.clone())).unwrap();
+    let form = ToRank::Form(GroupPlan {
+        epoch: 1,
+        peers: vec![rank.clone(), expected],
+        links: LinkChoice::Tcp,
+    });
     sender.send(&form).unwrap();
     let peer = |node: &Credentials, way: StreamKind| -> PeerReply {
         let socket = TcpStream::connect(rank.address).unwrap();

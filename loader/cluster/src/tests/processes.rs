@@ -46,7 +46,15 @@ pub(super) fn spawn(rank: u32, ranks: u32) -> Node {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", &test, "--nocapture"]).env(RANK_VARIABLE, format!("{rank}/{ranks}"));
     let (process, announcement) = RankProcess::spawn(&name, command, LONG, silent()).unwrap();
-    Node { name, announcement, credentials: None, process: Some(process), restart: None }
+    Node {
+        name,
+        announcement,
+        credentials: None,
+        process: Some(process),
+        restart: None,
+        weights: None,
+        repair: None,
+    }
 }
 
 pub(super) fn signal(process: u32, signal: &str) -> bool {
@@ -77,7 +85,7 @@ fn check_signal(rank: u32, which: &str, why: &[&str]) {
     let (supervisor, handle, processes) = supervise(3);
     let answers = [100, 5000].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
     for (answer, first) in answers.iter().zip([101, 5001]) {
-        assert_eq!(answer.first_token(), first);
+        assert_eq!(answer.next_token(), first);
     }
     let start = Instant::now();
     assert!(signal(processes[rank as usize], which));

@@ -15,8 +15,8 @@ use super::{
     processes::{signal, spawn, supervise_nodes},
 };
 use crate::{
-    Node, RankProcess, RecoveryOptions, Restart, ServeError, Supervisor, SupervisorOptions,
-    Survivors,
+    Node, RankProcess, RecoveryOptions, Restart, RestartError, ServeError, Supervisor,
+    SupervisorOptions, Survivors,
 };
 
 /// Processes that were started after the first, by rank, in order.
@@ -30,6 +30,7 @@ fn options(survivors: Survivors) -> SupervisorOptions {
         // Every group counts as steady, so that each loss of a test has all its attempts.
         steady: Duration::ZERO,
         survivors,
+        ..RecoveryOptions::default()
     };
     let stop_timeout = Duration::from_secs(3);
     SupervisorOptions { stop_timeout, recovery, ..SupervisorOptions::default() }
@@ -72,27 +73,40 @@ impl Group {
         started.into_iter().map(|(rank, _)| rank).collect()
     }
 
-    /// Some ranks get a signal while two requests run: both fail at once, and another is served
-    /// after the group has formed again.
+    /// Some ranks get a signal while requests run, one of which is submitted afterwards: the loss is
+    /// noticed at once, and all go on in the next group as if nothing had been.
     fn check_loss(&mut self, lost: &[u32], which: &str) {
-        let answers =
-            [100, 5000].map(|first| Answer::submit(&self.handle, request(first, u32::MAX)));
-        for (answer, first) in answers.iter().zip([101, 5001]) {
-            assert_eq!(answer.first_token(), first);
+        let submit = |first| (Answer::submit(&self.handle, request(first, u32::MAX)), first);
+        let mut answers = vec![submit(100), submit(5000)];
+        for (answer, last) in &mut answers {
+            *last += 1;
+            assert_eq!(answer.next_token(), *last);
         }
         let begun = Instant::now();
         for rank in lost {
             assert!(signal(self.processes[*rank as usize], which));
         }
-        for answer in answers {
-            let (_, end) = answer.finish();
-            let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
-            let names = |rank: &u32| message.starts_with(&format!("rank {rank} (node-{rank}): "));
-            assert!(lost.iter().any(names), "{message}");
-        }
+        eventually("the loss is noticed", || self.handle.status().state != EngineState::Ready);
         assert!(begun.elapsed() < NOTICED, "{:?}", begun.elapsed());
+        let EngineState::Recovering(text) = self.handle.status().state else { panic!() };
+        answers.push(submit(9000));
         self.supervisor.wait_until_ready(LONG).unwrap();
-        assert_eq!(self.handle.status().state, EngineState::Ready);
+        assert_eq!(self.handle.status().state, EngineState::Ready, "after {text}");
+        let until = self.started.lock().unwrap().len();
+        assert!(until > 0, "a rank was started");
+        for (answer, last) in answers {
+            // Far beyond what the first group can have given.
+            let mut known = last;
+            let ready = Instant::now();
+            while ready.elapsed() < Duration::from_millis(50) {
+                known += 1;
+                assert_eq!(answer.next_token(), known);
+            }
+            self.handle.cancel(answer.id);
+            let (rest, end) = answer.finish();
+            assert_eq!(rest, (known + 1..).take(rest.len()).collect::<Vec<_>>());
+            assert_eq!(end, End::Finished(FinishReason::Cancelled));
+        }
         assert_eq!(self.handle.status().active_requests, 0);
         let (tokens, end) = Answer::submit(&self.handle, request(7, 5)).finish();
         assert_eq!((tokens, end), (vec![8, 9, 10, 11, 12], End::Finished(FinishReason::Length)));
@@ -127,8 +141,9 @@ fn a_rank_whose_device_failed_gets_a_new_process() {
     let (_, end) = Answer::submit(&group.handle, request(DEVICE_FAILURE - 1, 1)).finish();
     let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
     assert!(message.starts_with("rank 1 (node-1): "), "{message}");
+    assert!(message.ends_with("3 times without a token of this request"), "{message}");
     group.supervisor.wait_until_ready(LONG).unwrap();
-    assert_eq!(group.started(), [1], "rank 0 keeps its process");
+    assert_eq!(group.started(), [1, 1, 1], "rank 0 keeps its process");
     assert!(!signal(failed, "-0"), "the failed process is left");
     let (tokens, end) = Answer::submit(&group.handle, request(7, 2)).finish();
     assert_eq!((tokens, end), (vec![8, 9], End::Finished(FinishReason::Length)));
@@ -158,7 +173,7 @@ fn collectives_without_deadlines_restart_every_rank() {
 }
 
 #[test]
-fn requests_are_refused_until_the_group_is_back() {
+fn requests_wait_until_the_group_is_back_but_not_for_ever() {
     let (ranks, started) = (2, Started::default());
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let again = restart(1, ranks, &started);
@@ -171,17 +186,33 @@ fn requests_are_refused_until_the_group_is_back() {
         Node { restart: Some(restart(0, ranks, &started)), ..spawn(0, ranks) },
         Node { restart: Some(slow), ..spawn(1, ranks) },
     ];
-    let (supervisor, handle, processes) = supervise_nodes(nodes, options(Survivors::Stay));
+    let mut options = options(Survivors::Stay);
+    options.recovery.resume_timeout = Duration::from_secs(2);
+    let (supervisor, handle, processes) = supervise_nodes(nodes, options);
+    let running = Answer::submit(&handle, request(1, u32::MAX));
+    running.next_token();
     assert!(signal(processes[1], "-KILL"));
-    let is_starting = || matches!(handle.status().state, EngineState::Starting(_));
-    eventually("the loss is noticed", is_starting);
-    let EngineState::Starting(text) = handle.status().state else { panic!() };
+    let is_recovering = || matches!(handle.status().state, EngineState::Recovering(_));
+    eventually("the loss is noticed", is_recovering);
+    let EngineState::Recovering(text) = handle.status().state else { panic!() };
     assert!(text.starts_with("rank 1 (node-1): "), "{text}");
     assert!(text.contains("started again (attempt 1 of 3)"), "{text}");
     assert!(supervisor.failure().is_none());
+    let waiting = Answer::submit(&handle, request(1, 1));
+    let cancelled = Answer::submit(&handle, request(1, 1));
+    handle.cancel(cancelled.id);
+    assert_eq!(cancelled.finish().1, End::Finished(FinishReason::Cancelled));
+    assert_eq!(handle.status().active_requests, 2);
+    let begun = Instant::now();
+    for answer in [running, waiting] {
+        let message = "a lost rank was not replaced within 2 s".to_owned();
+        assert_eq!(answer.finish().1, End::Failed { message, retryable: true });
+    }
+    assert!(begun.elapsed() < 2 * NOTICED, "{:?}", begun.elapsed());
     let (_, end) = Answer::submit(&handle, request(1, 1)).finish();
     let message = "a lost rank is being replaced".to_owned();
     assert_eq!(end, End::Failed { message, retryable: true });
+    assert!(matches!(handle.status().state, EngineState::Starting(_)));
     go.send(()).unwrap();
     supervisor.wait_until_ready(LONG).unwrap();
     assert_eq!(Answer::submit(&handle, request(1, 1)).finish().0, [2]);
@@ -193,7 +224,7 @@ fn a_rank_that_cannot_be_started_ends_the_group_with_a_clear_error() {
     let counted = Arc::clone(&tries);
     let never: Restart = Arc::new(move |_| {
         counted.fetch_add(1, Ordering::SeqCst);
-        Err("no route to host".to_owned())
+        Err(RestartError::Failed("no route to host".to_owned()))
     });
     let node = |rank| Node { restart: Some(Arc::clone(&never)), ..spawn(rank, 2) };
     let nodes = (0..2).map(node).collect();
@@ -208,4 +239,48 @@ fn a_rank_that_cannot_be_started_ends_the_group_with_a_clear_error() {
     assert_eq!(tries.load(Ordering::SeqCst), 3);
     supervisor.stop();
     assert!(!processes.into_iter().any(|process| signal(process, "-0")));
+}
+
+#[test]
+fn a_node_that_is_away_is_waited_for() {
+    let (ranks, started) = (2, Started::default());
+    let (tries, again) = (Arc::new(AtomicU32::new(0)), restart(1, 2, &started));
+    let counted = Arc::clone(&tries);
+    // More attempts than a rank has that does not start.
+    let late: Restart = Arc::new(move |recovery| match counted.fetch_add(1, Ordering::SeqCst) {
+        0..8 => Err(RestartError::Unreachable("no route to host".to_owned())),
+        _ => again(recovery),
+    });
+    let nodes = vec![
+        Node { restart: Some(restart(0, ranks, &started)), ..spawn(0, ranks) },
+        Node { restart: Some(late), ..spawn(1, ranks) },
+    ];
+    let mut options = options(Survivors::Stay);
+    options.recovery.longest_absence_pause = Duration::from_millis(100);
+    let (supervisor, handle, processes) = supervise_nodes(nodes, options);
+    let running = Answer::submit(&handle, request(1, 500_000));
+    running.next_token();
+    assert!(signal(processes[1], "-KILL"));
+    let mut known = 2;
+    while tries.load(Ordering::SeqCst) < 9 || handle.status().state != EngineState::Ready {
+        known += 1;
+        assert_eq!(running.next_token(), known);
+    }
+    handle.cancel(running.id);
+    assert_eq!(running.finish().1, End::Finished(FinishReason::Cancelled));
+    supervisor.stop();
+}
+
+#[test]
+fn a_rank_that_another_server_has_is_not_fought_for() {
+    let taken: Restart =
+        Arc::new(|_| Err(RestartError::Taken("this rank is served by process 7".to_owned())));
+    let node = |rank| Node { restart: Some(Arc::clone(&taken)), ..spawn(rank, 2) };
+    let (supervisor, _, processes) =
+        supervise_nodes((0..2).map(node).collect(), options(Survivors::Stay));
+    assert!(signal(processes[0], "-KILL"));
+    eventually("the group is given up", || supervisor.failure().is_some());
+    let expected =
+        "rank 0 (node-0): another server has it: this rank is served by process 7".to_owned();
+    assert_eq!(supervisor.failure().unwrap().to_string(), expected);
 }

@@ -13,12 +13,13 @@ use shardpack_engine::engine::RankEngine;
 use shardpack_engine_api::{EngineHandle, EngineState, Event, FinishReason, RequestId, TokenId};
 
 use super::fake::{
-    Answer, End, FakeEngine, LONG, NOTICED, PANIC, eventually, handle, identity, load, request,
+    Answer, End, FakeEngine, HANG, LONG, NOTICED, PANIC, eventually, handle, identity, load,
+    request,
 };
 use crate::{
-    Announcement, Identity, LoadError, Node, Progress, RankError, RankOptions, ServeError,
-    Supervisor, SupervisorOptions, Token,
-    message::{FromRank, Hello, PROTOCOL, ToRank},
+    Announcement, Identity, LinkChoice, LoadError, Node, Progress, RankError, RankOptions,
+    ServeError, Supervisor, SupervisorOptions, Token,
+    message::{FromRank, GroupPlan, Hello, PROTOCOL, ToRank},
     run_rank,
     wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
@@ -32,7 +33,7 @@ where
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
     let announcement = Announcement { address, token: token.clone(), key: None };
-    let options = RankOptions { front_timeout: LONG, credentials: None };
+    let options = RankOptions { front_timeout: LONG, ..RankOptions::default() };
     (announcement, thread::spawn(move || run_rank(listener, token, identity, options, load)))
 }
 
@@ -48,6 +49,8 @@ fn node((index, announcement): (usize, &Announcement)) -> Node {
         credentials: None,
         process: None,
         restart: None,
+        weights: None,
+        repair: None,
     }
 }
 
@@ -69,7 +72,7 @@ fn check_serving(size: u32) {
     let (short, endless) = (request(100, 50), request(5000, u32::MAX));
     let endless = Answer::submit(&handle, endless);
     let short = Answer::submit(&handle, short);
-    assert_eq!(endless.first_token(), 5001);
+    assert_eq!(endless.next_token(), 5001);
     let expected: Vec<u32> = (101..=150).collect();
     assert_eq!(short.finish(), (expected, End::Finished(FinishReason::Length)));
     assert_eq!(handle.status().active_requests, 1);
@@ -99,6 +102,25 @@ fn an_idle_group_lives_on_heartbeats_alone() {
     thread::sleep(shardpack_engine::engine::HEARTBEAT_TIMEOUT + Duration::from_secs(1));
     let (tokens, _) = Answer::submit(&handle, request(1, 2)).finish();
     assert_eq!(tokens, [2, 3]);
+}
+
+#[test]
+fn a_device_that_hangs_in_a_step_is_noticed_by_what_steps_took_before() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
+    let announcement = Announcement { address, token: token.clone(), key: None };
+    let step_timeout = Duration::from_secs(1);
+    let options = RankOptions { front_timeout: LONG, step_timeout, ..RankOptions::default() };
+    let rank = thread::spawn(move || run_rank(listener, token, identity(0, 1), options, load));
+    let (supervisor, handle) = supervise(&[(announcement, rank)]);
+    supervisor.wait_until_ready(LONG).unwrap();
+    Answer::submit(&handle, request(1, 20)).finish();
+    let begun = Instant::now();
+    let (tokens, end) = Answer::submit(&handle, request(HANG - 1, 5)).finish();
+    assert_eq!(tokens, [0_u32; 0]);
+    let End::Failed { message, .. } = end else { panic!("{end:?}") };
+    assert!(message.contains("a step has taken 1 s and is not over"), "{message}");
+    assert!(begun.elapsed() < step_timeout + NOTICED, "{:?}", begun.elapsed());
 }
 
 fn check_refused(identities: [Identity; 2], expected: &str) {
@@ -228,9 +250,30 @@ fn a_rank_ends_with_its_front() {
 }
 
 #[test]
+fn a_rank_whose_front_says_nothing_ends() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
+    let announcement = Announcement { address, token: token.clone(), key: None };
+    let options = RankOptions { front_silence: Duration::from_secs(2), ..RankOptions::default() };
+    let rank = thread::spawn(move || run_rank(listener, token, identity(0, 1), options, load));
+    // Its connection stays, as of a machine that has lost its power.
+    let front = Front::connect(&announcement);
+    for _ in 0..10 {
+        thread::sleep(Duration::from_millis(500));
+        front.sender.send(&ToRank::Alive).unwrap();
+    }
+    assert!(!rank.is_finished(), "a front that lives");
+    let begun = Instant::now();
+    assert!(matches!(rank.join().unwrap(), Err(RankError::FrontSilent { .. })));
+    assert!(begun.elapsed() < LONG);
+    drop(front);
+}
+
+#[test]
 fn a_rank_without_a_front_gives_up() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let options = RankOptions { front_timeout: Duration::from_millis(20), credentials: None };
+    let front_timeout = Duration::from_millis(20);
+    let options = RankOptions { front_timeout, ..RankOptions::default() };
     let token = Token::generate().unwrap();
     let result = run_rank(listener, token, identity(0, 1), options, load);
     assert!(matches!(result, Err(RankError::NoFront { .. })));
@@ -243,17 +286,18 @@ struct Front {
 }
 
 impl Front {
-    /// Connects; the connection is not read yet.
-    fn open(to: &Announcement, protocol: u32) -> Self {
+    /// Connects with a range of versions; the connection is not read yet.
+    fn open(to: &Announcement, [protocol, highest]: [u32; 2]) -> Self {
+        let highest = Some(highest);
         let stream = TcpStream::connect(to.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let sender = Sender::new(stream.try_clone().unwrap()).unwrap();
-        sender.send(&Hello::Control { token: to.token.clone(), protocol }).unwrap();
+        sender.send(&Hello::Control { token: to.token.clone(), protocol, highest }).unwrap();
         Self { stream, sender }
     }
 
     fn connect(to: &Announcement) -> Self {
-        let mut front = Self::open(to, PROTOCOL);
+        let mut front = Self::open(to, [PROTOCOL, PROTOCOL]);
         let first = front.hear(|message| Some(format!("{message:?}")));
         assert!(first.starts_with("Identity("), "{first}");
         front
@@ -282,20 +326,33 @@ impl Front {
 #[test]
 fn another_protocol_and_a_second_front_are_refused() {
     let (announcement, _rank) = start_rank(identity(0, 1));
-    let expected = format!("this rank speaks protocol version {PROTOCOL}, not 99");
-    assert_eq!(Front::open(&announcement, 99).refusal(), expected);
-    let _front = Front::connect(&announcement);
-    let second = Front::open(&announcement, PROTOCOL);
+    for (range, older) in [([8, 99], "the rank's node"), ([1, 6], "the server")] {
+        let [lowest, highest] = range;
+        let expected = format!(
+            "this rank speaks rank protocol 7 to {PROTOCOL}, the server {lowest} to {highest}: upgrade \
+             {older}"
+        );
+        assert_eq!(Front::open(&announcement, range).refusal(), expected);
+    }
+    // A later server that speaks this version too is served in it.
+    let mut later = Front::open(&announcement, [PROTOCOL, PROTOCOL + 1]);
+    let first = later.hear(|message| Some(format!("{message:?}")));
+    assert!(first.starts_with("Identity("), "{first}");
+    let second = Front::open(&announcement, [PROTOCOL, PROTOCOL]);
     assert_eq!(second.refusal(), "this rank has a front already");
+}
+
+fn plan(epoch: u64, peers: &[Announcement]) -> GroupPlan {
+    GroupPlan { epoch, peers: peers.to_vec(), links: LinkChoice::Auto }
 }
 
 fn form(fronts: &mut [Front], peers: &[Announcement], epoch: u64) {
     for front in &*fronts {
-        front.sender.send(&ToRank::Form { epoch, peers: peers.to_vec() }).unwrap();
+        front.sender.send(&ToRank::Form(plan(epoch, peers))).unwrap();
     }
     for front in fronts {
         front.hear(|message| match message {
-            FromRank::Formed { epoch: formed } => (formed == epoch).then_some(()),
+            FromRank::Formed { epoch: formed, .. } => (formed == epoch).then_some(()),
             FromRank::GroupLost { epoch: lost, reason, .. } if lost == epoch => {
                 panic!("{reason}")
             }
@@ -347,7 +404,7 @@ fn a_rank_that_is_named_wrongly_is_not_taken_in() {
     let peers: Vec<Announcement> = ranks.iter().map(|(peer, _)| peer.clone()).collect();
     let mut fronts: Vec<Front> = peers.iter().map(Front::connect).collect();
     for front in &fronts {
-        front.sender.send(&ToRank::Form { epoch: 1, peers: peers.clone() }).unwrap();
+        front.sender.send(&ToRank::Form(plan(1, &peers))).unwrap();
     }
     // Rank 0 sees rank 1 come twice.
     fronts[0].hear(|message| match message {

@@ -28,7 +28,7 @@ use crate::{
 /// How long a reader spins before it blocks: what a blocked read costs to wake, several times
 /// over, since ranks on cores of unequal speed wait longer for each other than a message takes.
 /// A rank without work spins so once, and then sleeps.
-const SPIN: Duration = Duration::from_micros(200);
+pub(crate) const SPIN: Duration = Duration::from_micros(200);
 
 /// Memory that a header alone may claim; the rest is claimed as bytes arrive.
 const GROWTH_BYTES: usize = 1 << 20;
@@ -52,12 +52,7 @@ impl TcpLink {
     /// A link over two fresh connections to one rank, in the same roles on both sides.
     pub fn new(data: impl Into<Channel>, control: impl Into<Channel>) -> io::Result<Self> {
         let (data, control) = (data.into(), control.into());
-        for channel in [&data, &control] {
-            channel.socket().set_nodelay(true)?;
-            channel.socket().set_nonblocking(false)?;
-        }
-        control.set_read_timeout(None)?;
-        control.set_write_timeout(Some(ABORT_TIMEOUT))?;
+        prepare(&data, &control)?;
         let (blocking, sending) = (AtomicBool::new(true), AtomicBool::new(false));
         Ok(Self { data, control, blocking, sending })
     }
@@ -117,6 +112,16 @@ impl TcpLink {
         }
         Ok(())
     }
+}
+
+/// Sets the sockets' options for a link: whoever watches the control channel waits for its end.
+pub(crate) fn prepare(data: &Channel, control: &Channel) -> io::Result<()> {
+    for channel in [data, control] {
+        channel.socket().set_nodelay(true)?;
+        channel.socket().set_nonblocking(false)?;
+    }
+    control.set_read_timeout(None)?;
+    control.set_write_timeout(Some(ABORT_TIMEOUT))
 }
 
 /// A nonblocking call that would block, or a blocking one whose timeout passed.
@@ -206,7 +211,8 @@ impl Drop for TcpLink {
     }
 }
 
-fn read_notice(from: &mut impl Read) -> Result<LinkEnd, LinkError> {
+/// Waits for the end of a link on its control channel.
+pub(crate) fn read_notice(from: &mut impl Read) -> Result<LinkEnd, LinkError> {
     let mut header = [0; HEADER_BYTES];
     read_exact(from, &mut header)?;
     let header = Header::parse(&header)?;

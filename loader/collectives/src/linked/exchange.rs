@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::LinkedGroup;
+use super::{LinkSpeeds, LinkedGroup};
 use crate::{
     fate::Fate,
     frame::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op, Scope},
@@ -35,6 +35,8 @@ pub(super) struct Scratch {
     pub(super) outgoing: Vec<Vec<u8>>,
     /// By sender.
     pub(super) incoming: Vec<Vec<u8>>,
+    /// What the links were measured to do, the same on every rank.
+    pub(super) speeds: Option<LinkSpeeds>,
 }
 
 /// Least time between two keep-alives of one rank.
@@ -69,6 +71,7 @@ impl Scratch {
             passes: vec![Passes::default(); size],
             outgoing: vec![Vec::new(); size],
             incoming: vec![Vec::new(); size],
+            speeds: None,
         }
     }
 
@@ -84,8 +87,8 @@ impl Scratch {
 }
 
 impl Exchange {
-    /// One step of a pass between two ranks.
-    pub(super) fn of_pass(op: Op, sequence: u64, deadline: Deadline) -> Self {
+    /// One step between two ranks, which count them.
+    pub(super) fn of_pair(op: Op, sequence: u64, deadline: Deadline) -> Self {
         Self { op, scope: Scope::Subgroup, sequence, deadline, start: Instant::now() }
     }
 
@@ -265,6 +268,9 @@ impl LinkedGroup {
             LinkError::Timeout => GroupError::Timeout { rank, waited: exchange.start.elapsed() },
             LinkError::Closed(reason) => {
                 self.fate.cause_soon().unwrap_or(GroupError::Lost { rank, reason })
+            }
+            LinkError::Broken(reason) => {
+                self.fate.cause_soon().unwrap_or(GroupError::Link { rank, reason })
             }
             LinkError::Frame(error) => self.out_of_step(exchange, rank, None, error.to_string()),
         }

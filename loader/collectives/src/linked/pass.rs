@@ -25,10 +25,10 @@ impl LinkedGroup {
         let sequence = scratch.passes[to as usize].sent;
         scratch.passes[to as usize].sent += 1;
         let Scratch { outgoing, incoming, .. } = scratch;
-        let ready = Exchange::of_pass(Op::Ready, sequence, deadline);
+        let ready = Exchange::of_pair(Op::Ready, sequence, deadline);
         self.exchange(ready, &[], incoming, Some(to).into_iter(), |_| Some(0))?;
         // From here on the receiver does nothing but receive.
-        let pass = Exchange::of_pass(Op::Pass, sequence, ready.restarted());
+        let pass = Exchange::of_pair(Op::Pass, sequence, ready.restarted());
         let frame = &mut outgoing[0];
         self.frame(pass, frame, bytes.len()).copy_from_slice(bytes);
         self.exchange(
@@ -50,7 +50,7 @@ impl LinkedGroup {
         let sequence = scratch.passes[from as usize].received;
         scratch.passes[from as usize].received += 1;
         let Scratch { outgoing, incoming, .. } = scratch;
-        let ready = Exchange::of_pass(Op::Ready, sequence, deadline);
+        let ready = Exchange::of_pair(Op::Ready, sequence, deadline);
         let frame = &mut outgoing[0];
         self.frame(ready, frame, 0);
         self.exchange(
@@ -60,7 +60,7 @@ impl LinkedGroup {
             None.into_iter(),
             |_| None,
         )?;
-        let pass = Exchange::of_pass(Op::Pass, sequence, deadline);
+        let pass = Exchange::of_pair(Op::Pass, sequence, deadline);
         self.exchange(pass, &[], incoming, Some(from).into_iter(), |_| None)?;
         bytes.clear();
         bytes.extend_from_slice(&incoming[from as usize][HEADER_BYTES..]);

@@ -16,7 +16,10 @@ use super::{exchange::Exchange, *};
 use crate::{
     frame::{Header, Notice},
     link::{LinkEnd, LinkError, TcpLink},
+    sum::Element,
 };
+
+mod algorithms;
 
 /// Longer than any test may take; a wait that meets it has failed.
 const LONG: Duration = Duration::from_secs(30);
@@ -366,7 +369,7 @@ fn keep_alives_extend_the_wait() {
     let long_ago = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
     let wait = |seconds| Deadline::at(long_ago + Duration::from_secs(seconds));
     let exchange = |seconds| {
-        let mut exchange = Exchange::of_pass(Op::Pass, 0, wait(seconds));
+        let mut exchange = Exchange::of_pair(Op::Pass, 0, wait(seconds));
         exchange.start = long_ago;
         exchange
     };

@@ -130,10 +130,16 @@ impl Schedule {
             },
         };
         let drafter = self.limits.drafts_tokens().then(|| Drafter::new(&request.prediction));
-        let sequence = Sequence::new(id, request, constraint, drafter, now);
+        let mut sequence = Sequence::new(id, request, constraint, drafter, now);
+        let stops = match sequence.resume() {
+            Ok(stops) => stops,
+            Err(message) => return self.events.push(fail(message, false)),
+        };
         let is_full = sequence.tokens.len() >= self.limits.max_positions as usize;
-        if sequence.request.prompt_output.is_nothing() && (!sequence.generates() || is_full) {
-            let (reason, usage) = (FinishReason::Length, sequence.usage(now));
+        let is_over = sequence.is_complete() || is_full || stops;
+        if sequence.request.prompt_output.is_nothing() && is_over {
+            let reason = if stops { FinishReason::Stop } else { FinishReason::Length };
+            let usage = sequence.usage(now);
             return self.events.push(Event::Finished { request: id, reason, usage });
         }
         self.waiting.push_back(sequence);

@@ -12,6 +12,7 @@ mod ahead;
 mod drafts;
 mod prompts;
 mod requests;
+mod resume;
 
 use crate::{
     backend::Cpu,

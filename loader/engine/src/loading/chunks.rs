@@ -29,10 +29,43 @@ use super::{DamagedChunk, OpenError, OpenProgress, memory::LARGE_PAGE_BYTES, rep
 /// worth it only when they are large.
 const PIECE_BYTES: u64 = if cfg!(target_vendor = "apple") { 4 << 20 } else { 256 << 10 };
 
+/// Where one thread reads chunks from. Files are named by their position in the manifest.
+pub(super) trait ChunkReader {
+    /// Chunks that are asked for before the first of them is read.
+    const AHEAD: usize;
+
+    /// Asks for a chunk. What is wrong with that is told when the chunk is read.
+    fn ask(&mut self, file: usize, chunk: u64);
+
+    /// Reads the bytes at `at`, which follow those that were read before in this chunk; chunks are read
+    /// in the order in which they were asked for.
+    fn read_exact_at(&mut self, file: usize, into: &mut [u8], at: u64) -> io::Result<()>;
+
+    /// Whether the chunks that were asked for and not read to their end can be asked for again.
+    fn recover(&mut self, failed: &io::Error) -> bool;
+}
+
+/// Files on a disk.
+#[derive(Clone, Copy)]
+pub(super) struct Files<'a>(pub(super) &'a [File]);
+
+impl ChunkReader for Files<'_> {
+    const AHEAD: usize = 1;
+
+    fn ask(&mut self, _: usize, _: u64) {}
+
+    fn read_exact_at(&mut self, file: usize, into: &mut [u8], at: u64) -> io::Result<()> {
+        self.0[file].read_exact_at(into, at)
+    }
+
+    fn recover(&mut self, _: &io::Error) -> bool {
+        false
+    }
+}
+
 /// A file and where its bytes go.
 pub(super) struct SourceFile<'a> {
     pub(super) entry: &'a FileEntry,
-    pub(super) handle: File,
     /// In file order, disjoint.
     pub(super) destinations: Vec<Destination<'a>>,
 }
@@ -54,57 +87,39 @@ pub(super) struct Destination<'a> {
 /// One chunk and the memory for its parts, which no other chunk shares.
 struct Job<'a> {
     entry: &'a FileEntry,
-    handle: &'a File,
+    file: usize,
     chunk: u64,
     bytes: Range<u64>,
     parts: Vec<Destination<'a>>,
 }
 
-/// Reads all files and returns their bytes' number. Every damaged chunk is reported; reading
-/// stops at the first input/output error.
-pub(super) fn read(
+/// Reads all files, on as many threads as there are `readers`, and returns their bytes' number. Every
+/// damaged chunk is reported; reading stops at the first input/output error.
+pub(super) fn read<R: ChunkReader + Send>(
     sources: Vec<SourceFile<'_>>,
-    threads: usize,
+    readers: Vec<R>,
     progress: &(dyn Fn(OpenProgress) + Sync),
 ) -> Result<u64, OpenError> {
     let total_bytes = sources.iter().map(|source| source.entry.size).sum();
-    let mut handles = Vec::with_capacity(sources.len());
-    let mut files = Vec::with_capacity(sources.len());
-    for source in sources {
-        handles.push(source.handle);
-        files.push((source.entry, source.destinations));
-    }
-    let jobs: Vec<_> = files
+    let jobs: Vec<_> = sources
         .into_iter()
-        .zip(&handles)
-        .flat_map(|((entry, destinations), handle)| jobs_of(entry, handle, destinations))
+        .enumerate()
+        .flat_map(|(file, source)| jobs_of(file, source.entry, source.destinations))
         .collect();
     let count = jobs.len();
     let queue = Mutex::new(jobs.into_iter());
     let done_bytes = AtomicU64::new(0);
-    let worker = || -> Result<Vec<DamagedChunk>, OpenError> {
-        let mut buffer = Vec::new();
-        let mut damaged = Vec::new();
-        loop {
-            // Taken in a statement of its own: the lock is not held while reading.
-            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(job) = next else { return Ok(damaged) };
-            let size = job.bytes.end - job.bytes.start;
-            match carry_out(job, &mut buffer) {
-                Ok(damage) => damaged.extend(damage),
-                Err(error) => {
-                    // The other threads find nothing left to do.
-                    queue.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
-                    return Err(error);
-                }
-            }
-            let done_bytes = done_bytes.fetch_add(size, Ordering::Relaxed) + size;
-            progress(OpenProgress { done_bytes, total_bytes });
-        }
+    let done = |size| {
+        let done_bytes = done_bytes.fetch_add(size, Ordering::Relaxed) + size;
+        progress(OpenProgress { done_bytes, total_bytes });
     };
     let results: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(worker)).collect();
+        let readers = readers.into_iter().take(count.max(1));
+        let work = |reader: R| {
+            let (queue, done) = (&queue, &done);
+            scope.spawn(move || work(queue, reader, done))
+        };
+        let workers: Vec<_> = readers.map(work).collect();
         let join = |worker: thread::ScopedJoinHandle<'_, _>| {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -121,10 +136,49 @@ pub(super) fn read(
     Err(OpenError::Damaged { chunks })
 }
 
+/// Carries out jobs until there are none, and returns the damaged chunks. `done` is told the bytes of
+/// every chunk.
+fn work<'a, R: ChunkReader>(
+    queue: &Mutex<impl Iterator<Item = Job<'a>>>,
+    mut reader: R,
+    done: &impl Fn(u64),
+) -> Result<Vec<DamagedChunk>, OpenError> {
+    let mut buffer = Vec::new();
+    let mut damaged = Vec::new();
+    let mut asked: VecDeque<Job<'a>> = VecDeque::new();
+    loop {
+        while asked.len() < R::AHEAD {
+            // Taken in a statement of its own: the lock is not held while reading.
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(job) = next else { break };
+            reader.ask(job.file, job.chunk);
+            asked.push_back(job);
+        }
+        let Some(job) = asked.front_mut() else { return Ok(damaged) };
+        match carry_out(job, &mut reader, &mut buffer) {
+            Ok(damage) => damaged.extend(damage),
+            Err(source) if reader.recover(&source) => {
+                for job in &asked {
+                    reader.ask(job.file, job.chunk);
+                }
+                continue;
+            }
+            Err(source) => {
+                // The other threads find nothing left to do.
+                queue.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+                let (file, chunk, bytes) = (job.entry.name.clone(), job.chunk, job.bytes.clone());
+                return Err(OpenError::Chunk { file, chunk, bytes, source });
+            }
+        }
+        done(job.bytes.end - job.bytes.start);
+        asked.pop_front();
+    }
+}
+
 /// Splits the destinations of a file at its chunks' boundaries.
 fn jobs_of<'a>(
+    file: usize,
     entry: &'a FileEntry,
-    handle: &'a File,
     destinations: Vec<Destination<'a>>,
 ) -> Vec<Job<'a>> {
     let mut rest = VecDeque::from(destinations);
@@ -143,37 +197,45 @@ fn jobs_of<'a>(
                 break;
             }
         }
-        jobs.push(Job { entry, handle, chunk, bytes, parts });
+        jobs.push(Job { entry, file, chunk, bytes, parts });
     }
     jobs
 }
 
-/// Reads and verifies one chunk. What it found damaged has reached its place; the caller gives
-/// nothing away unless all chunks are right.
-fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>, OpenError> {
-    let Job { entry, handle, chunk, bytes, mut parts } = job;
+/// Reads and verifies one chunk; again from its start, where that failed. What it found damaged has
+/// reached its place; the caller gives nothing away unless all chunks are right.
+fn carry_out(
+    job: &mut Job<'_>,
+    reader: &mut impl ChunkReader,
+    buffer: &mut Vec<u8>,
+) -> io::Result<Option<DamagedChunk>> {
+    let Job { entry, file, chunk, bytes, parts } = job;
+    let (entry, file, chunk) = (*entry, *file, *chunk);
     let mut hasher = ChunkInPieces::new(entry.size, chunk);
-    touch_ends(&mut parts);
-    let failed =
-        |source| OpenError::Chunk { file: entry.name.clone(), chunk, bytes: bytes.clone(), source };
+    touch_ends(parts);
     let mut at = bytes.start;
-    for part in &mut parts {
+    for part in parts.iter_mut() {
         // Invariant: parts are in file order and disjoint, and at least `part.offset` has come.
-        skip(handle, at..part.offset.max(bytes.start), buffer, &mut hasher).map_err(failed)?;
-        at = part.offset.max(bytes.start);
+        let start = part.offset.max(bytes.start);
+        skip(reader, file, at..start, buffer, &mut hasher)?;
+        at = start;
         let mut rearranging = Rearranging::of(part);
         let mut done = 0;
         while done < part.bytes.len() {
             let length = piece_from(at, part.bytes.len() - done);
             let now = &mut part.bytes[done..done + length];
-            handle.read_exact_at(now, at).map_err(failed)?;
+            reader.read_exact_at(file, now, at)?;
             hasher.update(now);
             (at, done) = (at + length as u64, done + length);
             // While the cache still has them.
             rearranging.interleave_whole(&mut part.bytes[..done]);
         }
     }
-    skip(handle, at..bytes.end, buffer, &mut hasher).map_err(failed)?;
+    skip(reader, file, at..bytes.end, buffer, &mut hasher)?;
+    if bytes.is_empty() {
+        // It was asked for, as any other.
+        reader.read_exact_at(file, &mut [], bytes.start)?;
+    }
     let found = hasher.finish();
     let expected = entry.chunks[chunk as usize];
     if found == expected {
@@ -181,7 +243,7 @@ fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>,
     }
     let tensors = parts.iter().filter_map(|part| part.tensor.map(str::to_owned)).collect();
     let file = entry.name.clone();
-    Ok(Some(DamagedChunk { file, chunk, bytes, expected, found, tensors }))
+    Ok(Some(DamagedChunk { file, chunk, bytes: bytes.clone(), expected, found, tensors }))
 }
 
 /// Touches of every large page first the last byte that is in one of the parts.
@@ -209,7 +271,8 @@ fn piece_from(at: u64, left: usize) -> usize {
 
 /// Hashes bytes of the file that go nowhere.
 fn skip(
-    handle: &File,
+    reader: &mut impl ChunkReader,
+    file: usize,
     mut range: Range<u64>,
     buffer: &mut Vec<u8>,
     hasher: &mut ChunkInPieces,
@@ -217,7 +280,7 @@ fn skip(
     while range.start < range.end {
         // Invariant: a piece is at most PIECE_BYTES long.
         buffer.resize(piece_from(range.start, (range.end - range.start) as usize), 0);
-        handle.read_exact_at(buffer, range.start)?;
+        reader.read_exact_at(file, buffer, range.start)?;
         hasher.update(buffer);
         range.start += buffer.len() as u64;
     }

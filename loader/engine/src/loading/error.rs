@@ -32,6 +32,12 @@ pub enum OpenError {
         /// Why.
         source: ManifestError,
     },
+    /// The manifest did not come, or is none.
+    #[error("the package's manifest did not come")]
+    ManifestStream {
+        /// Why.
+        source: io::Error,
+    },
     /// Files are not as listed.
     #[error("the package does not match its manifest: {}", shown(.problems, |(name, problem)| format!("{name} {problem}")))]
     Files {
@@ -66,6 +72,18 @@ pub enum OpenError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// Whether the text of an error, which may have come from another machine, tells of files that are not
+/// as their manifest says.
+#[must_use]
+pub fn tells_of_damage(text: &str) -> bool {
+    let told = [
+        "the package is damaged: ",
+        "the package does not match its manifest: ",
+        "cannot read file ",
+    ];
+    told.iter().any(|told| text.contains(told))
 }
 
 /// The problem of a listed file.
@@ -139,5 +157,24 @@ fn shown<T>(items: &[T], name: impl Fn(&T) -> String) -> String {
     match items.len().checked_sub(SHOWN) {
         Some(more @ 1..) => format!("{text} and {more} more"),
         _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_told_by_the_text_of_the_errors_that_are_of_it() {
+        let source = || io::Error::other("no medium");
+        let chunk =
+            OpenError::Chunk { file: "m".to_owned(), chunk: 1, bytes: 0..9, source: source() };
+        let files = OpenError::Files { problems: vec![("m".to_owned(), FileProblem::Missing)] };
+        let damaged = OpenError::Damaged { chunks: Vec::new() };
+        for error in [chunk, files, damaged] {
+            assert!(tells_of_damage(&format!("rank 1: {error}")), "{error}");
+        }
+        let unreadable = OpenError::Read { path: PathBuf::from("/packages"), source: source() };
+        assert!(!tells_of_damage(&unreadable.to_string()));
     }
 }

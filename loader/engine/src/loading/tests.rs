@@ -17,7 +17,7 @@ use crate::testing::{
     package::{About, WEIGHTS, write_package},
 };
 
-fn tensor(name: &str, len: usize) -> Plain {
+pub(super) fn tensor(name: &str, len: usize) -> Plain {
     let bytes = (0..len * 2).map(|i| (i * 7 % 251) as u8 ^ (i >> 16) as u8).collect();
     Plain { name: name.to_owned(), dtype: Dtype::BF16, shape: vec![len as u64], bytes }
 }
@@ -30,12 +30,12 @@ fn held() -> Vec<Plain> {
         .to_vec()
 }
 
-fn package() -> (TempDir, PathBuf) {
+pub(super) fn package() -> (TempDir, PathBuf) {
     package_of(held(), [16, 0])
 }
 
 /// A package of some tensors, of which those of words have a form of bits and group.
-fn package_of(held: Vec<Plain>, [bits, group]: [u32; 2]) -> (TempDir, PathBuf) {
+pub(super) fn package_of(held: Vec<Plain>, [bits, group]: [u32; 2]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node-0");
     let stages = Stages::default();
@@ -85,7 +85,7 @@ fn every_tensor_lands_whole_on_a_page_boundary() {
 }
 
 /// Packed integers of matrices of `rows` rows of 4-bit weights in 21 groups of 64.
-fn packed(name: &str, shape: &[u64]) -> Plain {
+pub(super) fn packed(name: &str, shape: &[u64]) -> Plain {
     let words = 21 * 64 / 8;
     let shape: Vec<u64> = shape.iter().copied().chain([words]).collect();
     let len = shape.iter().product::<u64>() as usize * 4;

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc, time::Instant};
 
 use axum::{
     Extension,
-    body::{Body, Bytes},
+    body::Body,
     extract::State,
     http::{HeaderMap, HeaderName, HeaderValue, Request, header},
     response::{IntoResponse, Response},
@@ -13,11 +13,13 @@ use shardpack_chat::model::{LongText, PromptError};
 use shardpack_engine_api::{GenerateRequest, PromptOutput, TokenId};
 use shardpack_formats::spec::Embedding;
 
-use super::{AppState, middleware::Caller};
+use super::{AppState, middleware::Caller, selection::Reading};
 use crate::{
     batch::{Batch, Outcome},
     dialect::{EmbeddingAnswer, EmbeddingDialect, EmbeddingRequest, PromptChoice, RawPrompt},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
+    registry::{Entered, Need},
+    served_model::ServedModel,
 };
 
 /// Says how vectors were pooled by a model that was not trained for embeddings.
@@ -31,22 +33,30 @@ pub(super) async fn embed(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
-    let body = app.read_body(request).await?;
     let begun = Instant::now();
-    let key = caller.key.as_ref().map(|key| key.begin(begun)).transpose()?;
+    let key = caller.begin()?;
+    let body = app.read_body(request).await?;
     let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
-    let prepared = app.clone().blocking(move |app| app.prepare_embeddings(dialect, &body)).await?;
-    let PreparedEmbeddings { request, model, prompts } = prepared;
+    let reading = Reading {
+        parse: move |_: &AppState| dialect.parse(&body),
+        name: |request: &EmbeddingRequest| request.model.as_deref(),
+        prepare: move |_: &AppState, entered: &Entered, request: EmbeddingRequest| {
+            let prompts = entered.served.embedded_prompts(dialect.input(), &request)?;
+            Ok((request, prompts))
+        },
+    };
+    let (entered, (request, prompts)) = app.read(Need::Engine, reading).await?;
+    let Entered { served, name: model, share: _share } = entered;
     let tokens = total(&prompts);
     if let Some(key) = &key {
         key.spend(tokens);
     }
-    app.metrics.ignored(request.ignored.len());
-    let form = app.model.embedding().cloned();
+    served.metrics.ignored(request.ignored.len());
+    let form = served.model.embedding().cloned();
     let untrained = form.is_none();
     let form = form.unwrap_or(Embedding::UNTRAINED);
     let normalize = request.normalize.unwrap_or(form.normalize);
-    let vectors = app.embedded(prompts).await?;
+    let vectors = served.embedded(prompts).await?;
     let vectors = vectors.into_iter().map(|vector| {
         let vector = shortened(vector, request.dimensions)?;
         // A part of a vector of length one has another length.
@@ -81,22 +91,13 @@ pub(super) fn total(prompts: &[Vec<TokenId>]) -> u32 {
     u32::try_from(prompts.iter().map(Vec::len).sum::<usize>()).unwrap_or(u32::MAX)
 }
 
-struct PreparedEmbeddings {
-    request: EmbeddingRequest,
-    model: String,
-    prompts: Vec<Vec<TokenId>>,
-}
-
-impl AppState {
-    fn prepare_embeddings(
+impl ServedModel {
+    fn embedded_prompts(
         &self,
-        dialect: EmbeddingDialect,
-        body: &Bytes,
-    ) -> Result<PreparedEmbeddings, ApiError> {
-        let request = dialect.parse(body)?;
-        let model = self.known_name(request.model.as_deref())?.to_owned();
+        param: &str,
+        request: &EmbeddingRequest,
+    ) -> Result<Vec<Vec<TokenId>>, ApiError> {
         let prefix = self.embedding_prefix(&request.prompt)?;
-        let param = dialect.input();
         let one = |input: &RawPrompt| match input {
             RawPrompt::Text(text) => {
                 self.model.embedding_tokens(&joined(prefix, text), request.long)
@@ -111,8 +112,7 @@ impl AppState {
         let prompts = request.inputs.iter().enumerate().map(|(index, input)| {
             one(input).map_err(|error| refused(&error, &format!("{param}[{index}]")))
         });
-        let prompts = prompts.collect::<Result<_, _>>()?;
-        Ok(PreparedEmbeddings { request, model, prompts })
+        prompts.collect()
     }
 
     /// What stands before every text.
@@ -160,11 +160,6 @@ impl AppState {
             event_timeout: self.limits.event_timeout,
             request_timeout: self.limits.request_timeout,
         }
-    }
-
-    /// Longest time of a request in the engine.
-    pub(super) fn timeout_ms(&self) -> Option<u64> {
-        u64::try_from(self.limits.request_timeout.as_millis()).ok()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     Extension,
-    body::{Body, Bytes},
+    body::Body,
     extract::State,
     http::{HeaderValue, Request, header},
     response::{IntoResponse, Response},
@@ -18,15 +18,22 @@ use shardpack_chat::{
 use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, TokenId};
 use tokio::{
     runtime::Handle,
+    sync::OwnedSemaphorePermit,
     task::{JoinSet, spawn_blocking},
     time::timeout,
 };
 
-use super::{AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
+use super::{
+    AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, selection::blocking,
+    unix_seconds,
+};
 use crate::{
     dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
     generation::{Generation, GenerationContext, RequestSlot, Sequence},
+    keys::{KeySlot, Scope},
+    registry::{Entered, Found, Need, Waiting},
+    served_model::ServedModel,
     stream::{self, StreamOptions},
 };
 
@@ -38,72 +45,57 @@ pub(super) async fn generate(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
+    let key = caller.begin()?;
     let body = app.read_body(request).await?;
-    let key = caller.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
-    // One slot until the number of choices is known.
-    let mut permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    // One slot until the number of choices is known; only now, so that slow senders have none.
+    let permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
     let owner = caller.owner().map(str::to_owned);
-    let mut prepared = app.clone().prepare(dialect, body, owner).await?;
-    prepared.writer_options.store_in(&app.store, caller.owner());
-    let choices = prepared.sequences.len();
-    let more = u32::try_from(choices.saturating_sub(1)).unwrap_or(u32::MAX);
-    if more > 0 {
-        let more = app.slots.clone().try_acquire_many_owned(more).map_err(|_| app.busy())?;
-        permit.merge(more);
-    }
-    if let Some(key) = &key {
-        key.spend(prepared.prompt_tokens);
-    }
-    app.metrics.ignored(prepared.ignored.len());
-    let headers = headers(prepared.seed, &prepared.ignored, &prepared.notes);
-    app.note(&caller.id, &prepared.notes);
-    if let Some(body) = prepared.without_prompt {
-        return Ok((headers, json_body(body)).into_response());
-    }
-    let identity = Identity {
-        id: caller.id,
-        created: unix_seconds(),
-        model: prepared.model,
-        prompt_tokens: prepared.prompt_tokens,
-        choices: choices as u32,
+    let reader = Arc::clone(&app);
+    let read = blocking(move || reader.read_generation(dialect, &body, owner.as_deref())).await?;
+    let admitted = Admitted { permit, key };
+    let (parsed, entered, prepared) = match read {
+        Read::Whole(parsed, entered, prepared) => (parsed, entered, prepared),
+        Read::Residency(parsed) => return app.reside(&caller, parsed).await,
+        Read::Waits(parsed, waiting) if parsed.stream => {
+            return app.stream_later(caller, *parsed, waiting, admitted).await;
+        }
+        Read::Waits(parsed, waiting) => {
+            let entered = app.enter(waiting).await?;
+            app.prepare(*parsed, entered).await.map_err(|(_, error)| error)?
+        }
     };
-    let writer = prepared.writer_options.writer(identity);
-    if let Some(error) = prepared.refusal {
-        app.metrics.refused(error.code.unwrap_or_default());
-        return Ok((headers, stream::refuse(writer, &error)).into_response());
-    }
-    let context = GenerationContext {
-        engine: &app.engine,
-        vocabulary: app.model.vocabulary(),
-        metrics: &app.metrics,
-        closing: app.closing.subscribe(),
-        event_timeout: app.limits.event_timeout,
-        request_timeout: app.limits.request_timeout,
-    };
-    let slot = RequestSlot { permit, key };
-    let generation = Generation::submit(context, prepared.sequences, slot)?;
-    let response = if prepared.stream {
-        app.stream(generation, writer).await?
-    } else {
-        app.whole(generation, writer, choices).await?
-    };
-    Ok((headers, response).into_response())
+    app.answer(caller, *parsed, entered, *prepared, admitted).await
 }
+
+/// What a request was given before its model was known.
+struct Admitted {
+    permit: OwnedSemaphorePermit,
+    key: Option<KeySlot>,
+}
+
+/// A request that was read.
+enum Read {
+    /// Its model is loaded.
+    Whole(Box<ParsedRequest>, Entered, Box<PreparedRequest>),
+    /// Its model has to be loaded.
+    Waits(Box<ParsedRequest>, Waiting),
+    /// It asks for nothing but that its model be in memory, or out of it.
+    Residency(Box<ParsedRequest>),
+}
+
+/// A submitted request and the writer of its answers.
+type Submitted = (Generation, Box<dyn Writer>);
 
 /// Tokenized prompts, and names of what was changed in the conversation.
 type Prompts = (Vec<Vec<TokenId>>, Vec<&'static str>);
 
-/// A request that was parsed, rendered and tokenized.
+/// A request that was rendered and tokenized.
 struct PreparedRequest {
     sequences: Vec<Sequence>,
-    /// The model's name as the client knows it.
-    model: String,
     seed: u64,
     prompt_tokens: u32,
-    stream: bool,
     ignored: Vec<String>,
     notes: Notes,
-    writer_options: WriterOptions,
     /// Error that this dialect's clients expect inside the stream; there are no sequences then.
     refusal: Option<ApiError>,
     /// The answer to a request without a prompt; there are no sequences then.
@@ -117,38 +109,237 @@ impl AppState {
         ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
     }
 
-    /// Parses, renders and tokenizes away from the threads that serve connections.
-    async fn prepare(
-        self: Arc<Self>,
-        dialect: Dialect,
-        body: Bytes,
-        owner: Option<String>,
-    ) -> Result<PreparedRequest, ApiError> {
-        self.blocking(move |app| app.prepare_blocking(dialect, &body, owner.as_deref())).await
-    }
-
-    /// Runs blocking work away from the threads that serve connections.
-    pub(super) async fn blocking<T: Send + 'static>(
-        self: Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        spawn_blocking(move || work(&self)).await.unwrap_or_else(|_| Err(failed()))
-    }
-
-    fn prepare_blocking(
-        &self,
+    /// Parses a request, and renders and tokenizes it where its model is loaded.
+    fn read_generation(
+        self: &Arc<Self>,
         dialect: Dialect,
         body: &[u8],
         owner: Option<&str>,
-    ) -> Result<PreparedRequest, ApiError> {
+    ) -> Result<Read, ApiError> {
         let earlier = |id: &str| self.store.items(id, owner, Instant::now());
-        let parsed = dialect.parse_after(body, &earlier)?;
-        let model = self.known_name(parsed.model.as_deref())?.to_owned();
+        let parsed = Box::new(dialect.parse_after(body, &earlier)?);
+        if matches!(parsed.prompt, Prompt::Load | Prompt::Unload) && self.models.has_host() {
+            return Ok(Read::Residency(parsed));
+        }
+        let found = self.models.find(parsed.model.as_deref(), Need::Engine)?;
+        if let Some(keep_alive) = parsed.writer_options.stay() {
+            let name = self.models.known_name(parsed.model.as_deref())?;
+            self.models.keep_alive(&name, keep_alive);
+        }
+        Ok(match found {
+            Found::Entered(entered) => {
+                let prepared = entered.served.prepare(&parsed, &entered.name)?;
+                Read::Whole(parsed, entered, Box::new(prepared))
+            }
+            Found::Waits(waiting) => Read::Waits(parsed, waiting),
+        })
+    }
+
+    /// Renders and tokenizes a request whose model has been loaded.
+    async fn prepare(
+        &self,
+        parsed: ParsedRequest,
+        entered: Entered,
+    ) -> Result<(Box<ParsedRequest>, Entered, Box<PreparedRequest>), (Box<ParsedRequest>, ApiError)>
+    {
+        let parsed = Box::new(parsed);
+        let prepared =
+            spawn_blocking(move || match entered.served.prepare(&parsed, &entered.name) {
+                Ok(prepared) => Ok((parsed, entered, Box::new(prepared))),
+                Err(error) => Err((parsed, error)),
+            });
+        // A panic ends the connection.
+        prepared.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+
+    /// Responds to a request whose model is there.
+    async fn answer(
+        &self,
+        caller: Caller,
+        parsed: ParsedRequest,
+        entered: Entered,
+        mut prepared: PreparedRequest,
+        admitted: Admitted,
+    ) -> Result<Response, ApiError> {
+        let headers = headers(prepared.seed, &prepared.ignored, &prepared.notes);
+        let (stream, choices) = (parsed.stream, prepared.sequences.len());
+        if let Some(body) = prepared.without_prompt.take() {
+            self.count(&caller.id, &entered, &prepared);
+            return Ok((headers, json_body(body)).into_response());
+        }
+        if let Some(error) = prepared.refusal.take() {
+            self.count(&caller.id, &entered, &prepared);
+            self.front.refused(error.code.unwrap_or_default());
+            let identity = identity(&caller, &entered.name, &prepared);
+            let writer = self.writer(&caller, parsed.writer_options, identity);
+            return Ok((headers, stream::refuse(writer, &error)).into_response());
+        }
+        let begun = self.submit(&caller, parsed.writer_options, entered, prepared, admitted);
+        let (generation, writer) = begun.map_err(|(error, _)| error)?;
+        let response = if stream {
+            self.stream(generation, writer).await?
+        } else {
+            self.whole(generation, writer, choices).await?
+        };
+        Ok((headers, response).into_response())
+    }
+
+    /// Submits a request; an error leaves the writer that tells it.
+    fn submit(
+        &self,
+        caller: &Caller,
+        writer_options: WriterOptions,
+        entered: Entered,
+        prepared: PreparedRequest,
+        admitted: Admitted,
+    ) -> Result<Submitted, (ApiError, Box<dyn Writer>)> {
+        let Admitted { mut permit, key } = admitted;
+        let identity = identity(caller, &entered.name, &prepared);
+        let writer = self.writer(caller, writer_options, identity);
+        let Entered { served, mut share, .. } = entered;
+        let more = u32::try_from(prepared.sequences.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        let mut grow = || {
+            if more > 0 {
+                let slots = self.slots.clone().try_acquire_many_owned(more);
+                permit.merge(slots.map_err(|_| self.busy())?);
+                share.grow(more)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = grow() {
+            return Err((error, writer));
+        }
+        if let Some(key) = &key {
+            key.spend(prepared.prompt_tokens);
+        }
+        self.note(&served.metrics, &caller.id, &prepared.notes);
+        served.metrics.ignored(prepared.ignored.len());
+        let context = GenerationContext {
+            engine: &served.engine,
+            vocabulary: served.model.vocabulary(),
+            metrics: &served.metrics,
+            closing: served.closing.subscribe(),
+            event_timeout: self.limits.event_timeout,
+            request_timeout: self.limits.request_timeout,
+        };
+        let slot = RequestSlot { permit, share, key };
+        match Generation::submit(context, prepared.sequences, slot) {
+            Ok(generation) => Ok((generation, writer)),
+            Err(error) => Err((error, writer)),
+        }
+    }
+
+    fn count(&self, id: &str, entered: &Entered, prepared: &PreparedRequest) {
+        entered.served.metrics.ignored(prepared.ignored.len());
+        self.note(&entered.served.metrics, id, &prepared.notes);
+    }
+
+    fn writer(
+        &self,
+        caller: &Caller,
+        mut options: WriterOptions,
+        identity: Identity,
+    ) -> Box<dyn Writer> {
+        options.store_in(&self.store, caller.owner());
+        options.writer(identity)
+    }
+
+    /// Streams the answer of a model that has to be loaded first. The stream begins before it is:
+    /// what is wrong with the request for this model is told within.
+    async fn stream_later(
+        self: Arc<Self>,
+        caller: Caller,
+        parsed: ParsedRequest,
+        waiting: Waiting,
+        admitted: Admitted,
+    ) -> Result<Response, ApiError> {
+        let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
+        let mut entering = Box::pin({
+            let app = Arc::clone(&self);
+            async move { app.enter(waiting).await }
+        });
+        // An error that comes soon still has an HTTP status.
+        if let Ok(entered) = timeout(keep_alive, &mut entering).await {
+            let prepared = self.prepare(parsed, entered?).await.map_err(|(_, error)| error)?;
+            let (parsed, entered, prepared) = prepared;
+            return self.answer(caller, *parsed, entered, *prepared, admitted).await;
+        }
+        let options = StreamOptions { keep_alive, write_timeout };
+        let form = parsed.writer_options.stream_form();
+        let writers = self.writers();
+        let begin = async move {
+            let entered = match entering.await {
+                Ok(entered) => entered,
+                Err(error) => return Err(self.told(&caller, parsed, error)),
+            };
+            match self.prepare(parsed, entered).await {
+                Ok((parsed, entered, mut prepared)) => match prepared.refusal.take() {
+                    Some(error) => Err(self.told(&caller, *parsed, error)),
+                    None => {
+                        self.submit(&caller, parsed.writer_options, entered, *prepared, admitted)
+                    }
+                },
+                Err((parsed, error)) => Err(self.told(&caller, *parsed, error)),
+            }
+        };
+        Ok(stream::respond_later(begin, form, options, &writers))
+    }
+
+    /// An error and the writer that tells it.
+    fn told(
+        &self,
+        caller: &Caller,
+        parsed: ParsedRequest,
+        error: ApiError,
+    ) -> (ApiError, Box<dyn Writer>) {
+        self.front.refused(error.code.unwrap_or("error"));
+        let identity = Identity {
+            id: caller.id.clone(),
+            created: unix_seconds(),
+            model: parsed.model.clone().unwrap_or_default(),
+            prompt_tokens: 0,
+            choices: 1,
+        };
+        let writer = self.writer(caller, parsed.writer_options, identity);
+        (error, writer)
+    }
+
+    /// Loads or unloads a model for a client that has no prompt. What others use is unloaded only
+    /// for keys of the scope `admin`, and so is loaded what no request loads.
+    async fn reside(
+        &self,
+        caller: &Caller,
+        parsed: Box<ParsedRequest>,
+    ) -> Result<Response, ApiError> {
+        let name = self.models.known_name(parsed.model.as_deref())?;
+        let is_load = parsed.prompt == Prompt::Load;
+        if let Some(key) = &caller.key
+            && !(is_load && self.models.loads_on_demand())
+        {
+            key.demand(Scope::Admin)?;
+        }
+        let stops = self.draining.subscribe();
+        if is_load {
+            if let Some(keep_alive) = parsed.writer_options.stay() {
+                self.models.keep_alive(&name, keep_alive);
+            }
+            self.models.load(&name, stops).await?;
+        } else {
+            self.models.unload(&name, stops).await?;
+        }
+        let body = parsed.writer_options.without_prompt(&parsed.prompt, &name);
+        Ok(json_body(body.unwrap_or_default()))
+    }
+}
+
+impl ServedModel {
+    /// Renders and tokenizes a request, by the name under which the client knows this model.
+    fn prepare(&self, parsed: &ParsedRequest, name: &str) -> Result<PreparedRequest, ApiError> {
         if self.model.embedding().is_some() {
             let message = "this model makes embeddings and generates no text: use /v1/embeddings,                            or serve a chat model";
             return Err(ApiError::param("model", message).with_code("unsupported_value"));
         }
-        let (prompts, adjusted, refusal) = match self.prompts(&parsed) {
+        let (prompts, adjusted, refusal) = match self.prompts(parsed) {
             Ok((prompts, adjusted)) => (prompts, adjusted, None),
             Err(error) if parsed.stream && parsed.writer_options.tells_in_stream(&error) => {
                 (Vec::new(), Vec::new(), Some(error))
@@ -169,15 +360,15 @@ impl AppState {
             let message = format!("n: {answers} answers in one request: at most {most}");
             return Err(ApiError::param("n", message));
         }
-        let ParsedRequest { request, stream, mut ignored, writer_options, prompt: asked, .. } =
-            parsed;
-        if asked == Prompt::Conversation {
+        let ParsedRequest { request, writer_options, prompt: asked, .. } = parsed;
+        let mut ignored = parsed.ignored.clone();
+        if *asked == Prompt::Conversation {
             let unheard = self.model.unheard_reasoning(&request.reasoning);
             let names = unheard.into_iter().map(|option| writer_options.reasoning_param(option));
             ignored.extend(names.map(str::to_owned));
         }
-        let without_prompt = writer_options.without_prompt(&asked, &model);
-        let is_raw = asked != Prompt::Conversation;
+        let without_prompt = writer_options.without_prompt(asked, name);
+        let is_raw = *asked != Prompt::Conversation;
         let mut sequences = Vec::with_capacity(answers);
         for prompt in prompts {
             let echo = writer_options.echoes().then(|| self.text(&prompt));
@@ -187,7 +378,7 @@ impl AppState {
                 // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
                 let (mut sequence, unenforced) =
-                    self.sequence(&request, prompt.clone(), seed, is_raw)?;
+                    self.sequence(request, prompt.clone(), seed, is_raw)?;
                 notes.unenforced = unenforced;
                 sequence.request.prompt_output = prompt_output;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
@@ -195,13 +386,10 @@ impl AppState {
         }
         Ok(PreparedRequest {
             sequences,
-            model,
             seed,
             prompt_tokens,
-            stream,
             ignored,
             notes,
-            writer_options,
             refusal,
             without_prompt,
         })
@@ -252,6 +440,7 @@ impl AppState {
         };
         let request = GenerateRequest {
             prompt,
+            generated: Vec::new(),
             max_tokens,
             min_tokens: request.limits.min_tokens.min(max_tokens),
             stop_tokens,
@@ -285,13 +474,15 @@ impl AppState {
     }
 
     /// Tokens as text.
-    fn text(&self, tokens: &[TokenId]) -> String {
+    pub(super) fn text(&self, tokens: &[TokenId]) -> String {
         let mut detokenizer = Detokenizer::new(self.model.vocabulary().clone());
         let mut text: String = tokens.iter().map(|&token| detokenizer.push(token)).collect();
         text.push_str(&detokenizer.finish());
         text
     }
+}
 
+impl AppState {
     /// Responds with a stream. Waits a little for the first update, since an error before it can
     /// still have an HTTP status.
     async fn stream(
@@ -324,6 +515,16 @@ impl AppState {
     }
 }
 
+fn identity(caller: &Caller, name: &str, prepared: &PreparedRequest) -> Identity {
+    Identity {
+        id: caller.id.clone(),
+        created: unix_seconds(),
+        model: name.to_owned(),
+        prompt_tokens: prepared.prompt_tokens,
+        choices: u32::try_from(prepared.sequences.len()).unwrap_or(u32::MAX),
+    }
+}
+
 fn json_body(body: String) -> Response {
     let json = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, json)], body).into_response()
@@ -336,7 +537,7 @@ fn refused_prediction() -> ApiError {
     )
 }
 
-fn failed() -> ApiError {
+pub(super) fn failed() -> ApiError {
     let message = "internal server error: a bug in the server, not in the request";
     ApiError::new(ErrorKind::Internal, message)
 }

@@ -15,7 +15,7 @@ use serde_json::json;
 use super::AppState;
 use crate::{
     error::{ApiError, Shape},
-    keys::{Key, Scope},
+    keys::{Key, KeySlot, Scope},
     routes::{Route, route_of},
 };
 
@@ -29,6 +29,11 @@ pub(super) struct Caller {
 }
 
 impl Caller {
+    /// Takes a slot of the API key, where keys are required.
+    pub(super) fn begin(&self) -> Result<Option<KeySlot>, ApiError> {
+        self.key.as_ref().map(|key| key.begin(Instant::now())).transpose()
+    }
+
     /// Name of the API key.
     pub(super) fn owner(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.name())
@@ -56,7 +61,9 @@ pub(super) async fn handle_request(
     }
     let method = request.method().clone();
     let id = super::random_id().unwrap_or_default();
-    let (response, key) = match app.authenticate(route, request.headers()) {
+    let checked = app.check_browser(&method, request.uri(), request.headers());
+    let known = checked.and_then(|()| app.authenticate(route, request.headers()));
+    let (response, key) = match known {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
             let name = key.as_ref().map(|key| key.name().to_owned());
@@ -66,9 +73,9 @@ pub(super) async fn handle_request(
     };
     let mut response = response;
     let code = response.extensions().get::<ApiError>().map(|error| error.code.unwrap_or("error"));
-    app.metrics.responded(route.map_or("other", |route| route.path), response.status().as_u16());
+    app.front.responded(route.map_or("other", |route| route.path), response.status().as_u16());
     if let Some(code) = code {
-        app.metrics.refused(code);
+        app.front.refused(code);
     }
     app.log(|| {
         json!({
@@ -178,7 +185,7 @@ impl AppState {
     }
 
     /// The origin of a cross-origin request, if CORS allows it.
-    fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+    pub(super) fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let text = origin.to_str().ok()?;
         self.origins.iter().any(|allowed| allowed == text || allowed == "*").then(|| origin.clone())

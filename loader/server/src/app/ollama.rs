@@ -1,4 +1,5 @@
-//! Routes of Ollama's API that list and describe models. This server has one, under its names.
+//! Routes of Ollama's API that list and describe models. Each of this server's has one
+//! entry for each of its names.
 
 use std::{
     sync::Arc,
@@ -13,9 +14,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use shardpack_chat::json::{Json as OrderedJson, Object};
+use shardpack_chat::{
+    json::{Json as OrderedJson, Object},
+    model::DefaultSampling,
+};
 
-use super::{AppState, pulls::asked};
+use super::{AppState, models::NamedView, pulls::asked};
 use crate::{
     dialect::{parse_object, rfc3339},
     error::ApiError,
@@ -25,87 +29,108 @@ use crate::{
 /// are all here (0.12.11 log probabilities, 0.13.3 responses, 0.14.0 messages). shardpack's own
 /// would be older than all of them.
 const OLLAMA_VERSION: &str = "0.14.0";
-/// How long the model stays, to clients that ask: as long as the server.
+/// How long a model stays, to clients that ask, where it stays as long as the server.
 const STAY: Duration = Duration::from_hours(24);
 
-impl AppState {
+impl NamedView {
     /// An entry of a list of models.
-    fn ollama(&self, name: &str) -> Value {
+    fn ollama(&self, modified_at: &str) -> Value {
+        let card = &self.view.card;
         json!({
-            "name": name,
-            "model": name,
-            "modified_at": self.created_at(),
-            "size": self.info.size_bytes,
-            "digest": self.info.digest,
-            "details": self.info.details(self.model.max_positions()),
+            "name": self.name,
+            "model": self.name,
+            "modified_at": modified_at,
+            "size": card.info.size_bytes,
+            "digest": card.info.digest,
+            "details": card.info.details(card.context),
         })
     }
 
     fn capabilities(&self) -> Vec<&'static str> {
-        if self.model.embedding().is_some() {
+        let card = &self.view.card;
+        if card.is_embedding {
             return vec!["embedding"];
         }
-        let thinks = self.model.output().style().thinking.is_some();
-        let all = [("completion", true), ("tools", self.model.has_tools()), ("thinking", thinks)];
+        let all = [("completion", true), ("tools", card.has_tools), ("thinking", card.thinks)];
         all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
     }
 
-    /// The served model that a body names.
-    pub(super) fn named(&self, body: &Object) -> Result<&str, ApiError> {
-        let required = || ApiError::param("model", "model is required");
-        self.known_name(Some(asked(body).ok_or_else(required)?))
+    /// When it leaves memory if nobody asks for it.
+    fn expires_at(&self) -> SystemTime {
+        let left = self.view.idle_timeout.map(|stay| stay.saturating_sub(self.view.idle));
+        SystemTime::now() + left.unwrap_or(STAY).min(STAY)
     }
+}
 
-    /// Default sampling, as lines of a `Modelfile`.
-    fn parameters(&self) -> String {
-        let sampling = self.model.default_sampling();
-        let line = |name: &str, value: String| format!("{name:<30} {value}");
-        let lines = [
-            line("temperature", sampling.temperature.to_string()),
-            line("top_k", sampling.top_k.to_string()),
-            line("top_p", sampling.top_p.to_string()),
-            line("min_p", sampling.min_p.to_string()),
-            line("repeat_penalty", sampling.repetition_penalty.to_string()),
-        ];
-        lines.join("\n")
+impl AppState {
+    /// The model that a body names.
+    pub(super) fn named(&self, body: &Object) -> Result<NamedView, ApiError> {
+        let required = || ApiError::param("model", "model is required");
+        self.view(asked(body).ok_or_else(required)?)
     }
+}
+
+/// Default sampling, as lines of a `Modelfile`.
+fn parameters(sampling: &DefaultSampling) -> String {
+    let line = |name: &str, value: String| format!("{name:<30} {value}");
+    let lines = [
+        line("temperature", sampling.temperature.to_string()),
+        line("top_k", sampling.top_k.to_string()),
+        line("top_p", sampling.top_p.to_string()),
+        line("min_p", sampling.min_p.to_string()),
+        line("repeat_penalty", sampling.repetition_penalty.to_string()),
+    ];
+    lines.join("\n")
 }
 
 pub(super) async fn tags(State(app): State<Arc<AppState>>) -> Response {
-    let entry = |name: &String| {
-        let mut entry = app.ollama(name);
-        entry["capabilities"] = json!(app.capabilities());
+    let created_at = app.created_at();
+    let entry = |view: &NamedView| {
+        let mut entry = view.ollama(&created_at);
+        entry["capabilities"] = json!(view.capabilities());
         entry
     };
-    let models: Vec<Value> = app.names.iter().map(entry).collect();
+    let models: Vec<Value> = app.named_views().iter().map(entry).collect();
     Json(json!({"models": models})).into_response()
 }
 
+/// The models in memory, each under its first name.
 pub(super) async fn ps(State(app): State<Arc<AppState>>) -> Response {
-    let mut model = app.ollama(app.name());
-    model["expires_at"] = rfc3339(SystemTime::now() + STAY).into();
-    model["size_vram"] = app.info.size_bytes.into();
-    model["context_length"] = app.model.max_positions().into();
-    Json(json!({"models": [model]})).into_response()
+    let created_at = app.created_at();
+    let views = app.named_views();
+    let loaded =
+        views.iter().filter(|it| it.view.served.is_some() && it.name == it.view.card.name());
+    let entry = |view: &NamedView| {
+        let mut model = view.ollama(&created_at);
+        model["expires_at"] = rfc3339(view.expires_at()).into();
+        model["size_vram"] = view.view.card.info.size_bytes.into();
+        model["context_length"] = view.view.card.context.into();
+        model
+    };
+    let models: Vec<Value> = loaded.map(entry).collect();
+    Json(json!({"models": models})).into_response()
 }
 
+/// What a model is; template and sampling only of one that is loaded.
 pub(super) async fn show(
     State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
-    let name = app.named(&body)?;
-    let template: OrderedJson = app.model.template_source().into();
-    let context = app.model.max_positions();
-    let shown = json!({
+    let named = app.named(&body)?;
+    let (name, card) = (&named.name, &named.view.card);
+    let mut shown = json!({
         "modelfile": format!("# The model of a shardpack server\nFROM {name}\n"),
-        "parameters": app.parameters(),
-        "template": template,
-        "details": app.info.details(context),
-        "model_info": app.info.keys(name, context),
-        "capabilities": app.capabilities(),
+        "details": card.info.details(card.context),
+        "model_info": card.info.keys(name, card.context),
+        "capabilities": named.capabilities(),
         "modified_at": app.created_at(),
     });
+    if let Some(served) = &named.view.served {
+        let template: OrderedJson = served.model.template_source().into();
+        shown["parameters"] = parameters(served.model.default_sampling()).into();
+        shown["template"] = json!(template);
+    }
     Ok(Json(shown).into_response())
 }
 

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use shardpack_chat::json::{Json as OrderedJson, Object};
 use tokio::sync::mpsc;
 
-use super::{AppState, middleware::Caller};
+use super::{AppState, middleware::Caller, selection::blocking};
 use crate::{
     dialect::parse_object,
     error::{ApiError, ErrorKind, Shape},
@@ -116,7 +116,7 @@ pub(super) async fn delete(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
-    let unserved = match app.named(&body) {
+    let unserved = match app.named(&body).map(|view| view.name) {
         Err(error) => error,
         Ok(name) => {
             let message = format!(
@@ -127,8 +127,7 @@ pub(super) async fn delete(
     };
     let (name, pulls) = app.stored(&body, &caller, unserved)?;
     let store = Arc::clone(&pulls.store);
-    let removed =
-        app.clone().blocking(move |_| store.remove(&name).map_err(|error| api_error(&error))).await;
+    let removed = blocking(move || store.remove(&name).map_err(|error| api_error(&error))).await;
     removed.map(|()| StatusCode::OK.into_response())
 }
 

@@ -3,13 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Extension,
-    body::{Body, Bytes},
-    extract::State,
-    http::Request,
-    response::Response,
-};
+use axum::{Extension, body::Body, extract::State, http::Request, response::Response};
 use shardpack_chat::model::LongText;
 use shardpack_engine_api::{GenerateRequest, MAX_LOGPROBS, Sampling, TokenId, TokenLogprobs};
 
@@ -17,8 +11,15 @@ use super::{
     AppState,
     embeddings::{joined, json, refused, total, unit},
     middleware::Caller,
+    selection::Reading,
 };
-use crate::{batch::Outcome, dialect::RerankRequest, error::ApiError};
+use crate::{
+    batch::Outcome,
+    dialect::RerankRequest,
+    error::ApiError,
+    registry::{Entered, Need},
+    served_model::ServedModel,
+};
 
 /// What Qwen3-Reranker was trained on.
 const BEFORE: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on \
@@ -41,19 +42,25 @@ pub(super) async fn rerank(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
+    let key = caller.begin()?;
     let body = app.read_body(request).await?;
-    let key = caller.key.as_ref().map(|key| key.begin(std::time::Instant::now())).transpose()?;
     let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
-    let prepared = app.clone().blocking(move |app| app.prepare_rerank(&body)).await?;
-    let PreparedRerank { request, model, prompts, judge } = prepared;
+    let reading = Reading {
+        parse: move |_: &AppState| RerankRequest::parse(&body),
+        name: |request: &RerankRequest| request.model.as_deref(),
+        prepare: |_: &AppState, entered: &Entered, request| entered.served.prepare_rerank(request),
+    };
+    let (entered, prepared) = app.read(Need::Engine, reading).await?;
+    let Entered { served, name: model, share: _share } = entered;
+    let PreparedRerank { request, prompts, judge } = prepared;
     let tokens = total(&prompts);
     if let Some(key) = &key {
         key.spend(tokens);
     }
-    app.metrics.ignored(request.ignored.len());
+    served.metrics.ignored(request.ignored.len());
     let scores = match judge {
-        Some(answers) => app.judged(&prompts, answers).await?,
-        None => similarities(app.embedded(prompts).await?),
+        Some(answers) => served.judged(&prompts, answers).await?,
+        None => similarities(served.embedded(prompts).await?),
     };
     let id = format!("rerank-{}", caller.id);
     let headers = super::headers_of_ignored(&request.ignored);
@@ -62,7 +69,6 @@ pub(super) async fn rerank(
 
 struct PreparedRerank {
     request: RerankRequest,
-    model: String,
     /// One of each document; before them that of the query, for an embedding model.
     prompts: Vec<Vec<TokenId>>,
     judge: Option<Answers>,
@@ -75,10 +81,10 @@ struct Answers {
     no: TokenId,
 }
 
-impl AppState {
+impl ServedModel {
     /// The answers of the model, if it is a reranker: by its chat template, or by its name.
     fn reranker(&self) -> Option<Answers> {
-        let named = self.names.iter().any(|name| name.to_lowercase().contains("reranker"));
+        let named = self.card.names.iter().any(|name| name.to_lowercase().contains("reranker"));
         let says = self.model.template_source().contains(YES_OR_NO);
         let vocabulary = self.model.vocabulary();
         let answers =
@@ -86,9 +92,7 @@ impl AppState {
         (named || says).then(answers).flatten()
     }
 
-    fn prepare_rerank(&self, body: &Bytes) -> Result<PreparedRerank, ApiError> {
-        let request = RerankRequest::parse(body)?;
-        let model = self.known_name(request.model.as_deref())?.to_owned();
+    fn prepare_rerank(&self, request: RerankRequest) -> Result<PreparedRerank, ApiError> {
         let judge = self.reranker();
         if judge.is_none() && self.model.embedding().is_none() {
             let message = "this model neither judges documents nor makes embeddings: serve a \
@@ -112,7 +116,7 @@ impl AppState {
                 None => encode(&joined(prefix.unwrap_or_default(), document), &param)?,
             });
         }
-        Ok(PreparedRerank { request, model, prompts, judge })
+        Ok(PreparedRerank { request, prompts, judge })
     }
 
     /// What a reranker is asked; of a document that is too long the end is left out.

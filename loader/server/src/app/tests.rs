@@ -1,17 +1,23 @@
 //! Requests and answers over real sockets.
 
-use std::io::{BufRead, BufReader, Read};
+use std::{
+    io::{BufRead, BufReader, Read},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
-use shardpack_engine_api::{FinishReason, Sampling, TokenId};
+use shardpack_engine_api::{EngineState, FinishReason, Sampling, TokenId};
 
 use super::*;
 
 mod codex;
 mod continuation;
 mod dialects;
+mod doors;
 mod embeddings;
 mod families;
+mod hosted;
+mod models;
 mod ollama;
 mod operation;
 mod pulls;

@@ -3,79 +3,119 @@
 use std::sync::Arc;
 
 use axum::{
-    Json,
-    body::{Body, Bytes},
+    Extension, Json,
+    body::Body,
     extract::State,
-    http::Request,
+    http::{Request, Uri},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use shardpack_chat::text::Detokenizer;
 use shardpack_engine_api::TokenId;
 
-use super::{AppState, generate::prompt_error};
+use super::{AppState, generate::prompt_error, middleware::Caller, selection::Reading};
 use crate::{
     dialect::{Dialect, Fields, ParsedRequest, parse_object, parse_token},
     error::ApiError,
+    registry::{Entered, Need},
+    served_model::ServedModel,
 };
 
-/// Runs `work` on a body, away from the threads that serve connections.
-async fn answer(
+/// Answers a request that needs only the text side of its model: `parse` reads it, `name` tells the
+/// model that it names, and `work` makes the answer.
+async fn answer<R: Send + 'static>(
     app: Arc<AppState>,
+    caller: &Caller,
     request: Request<Body>,
-    work: impl FnOnce(&AppState, &Bytes) -> Result<Value, ApiError> + Send + 'static,
+    parse: fn(&[u8]) -> Result<R, ApiError>,
+    name: fn(&R) -> Option<&str>,
+    work: fn(&ServedModel, R) -> Result<Value, ApiError>,
 ) -> Result<Response, ApiError> {
+    // What is counted is computed: it has the limits of what is generated.
+    let _key = caller.begin()?;
     let body = app.read_body(request).await?;
-    let value = app.blocking(move |app| work(app, &body)).await?;
+    let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let reading = Reading {
+        parse: move |_: &AppState| parse(&body),
+        name,
+        prepare: move |_: &AppState, entered: &Entered, parsed| work(&entered.served, parsed),
+    };
+    let (_, value) = app.read(Need::Text, reading).await?;
     Ok(Json(value).into_response())
 }
 
 /// Tokens of a conversation, as messages of the Anthropic API.
 pub(super) async fn count_tokens(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(app, request, |app, body| {
-        let parsed = Dialect::Messages.parse_counted(body)?;
-        app.known_name(parsed.model.as_deref())?;
-        Ok(json!({"input_tokens": app.tokens(&parsed)?.len()}))
-    })
-    .await
+    let parse = |body: &[u8]| Dialect::Messages.parse_counted(body);
+    let count =
+        |served: &ServedModel, parsed| Ok(json!({"input_tokens": served.tokens(&parsed)?.len()}));
+    answer(app, &caller, request, parse, |parsed| parsed.model.as_deref(), count).await
+}
+
+/// A text or a conversation.
+enum Tokenized {
+    Conversation(Box<ParsedRequest>),
+    Text(String, Option<String>),
+}
+
+impl Tokenized {
+    fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let object = parse_object(body)?;
+        if object.get("messages").is_some() {
+            return Ok(Self::Conversation(Box::new(Dialect::Chat.parse(body)?)));
+        }
+        let mut fields = Fields::new(object);
+        let text = match fields.string("prompt")? {
+            Some(text) => text,
+            None => fields.string("content")?.ok_or_else(|| {
+                ApiError::param("prompt", "prompt: expected a string, or messages")
+            })?,
+        };
+        Ok(Self::Text(text, fields.string("model")?))
+    }
+
+    fn model(&self) -> Option<&str> {
+        match self {
+            Self::Conversation(parsed) => parsed.model.as_deref(),
+            Self::Text(_, model) => model.as_deref(),
+        }
+    }
 }
 
 /// `{prompt}`, `{content}` or `{messages}` to `{tokens, count, max_model_len}`.
 pub(super) async fn tokenize(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(app, request, |app, body| {
-        let object = parse_object(body)?;
-        let tokens = if object.get("messages").is_some() {
-            app.tokens(&Dialect::Chat.parse(body)?)?
-        } else {
-            let mut fields = Fields::new(object);
-            let text = match fields.string("prompt")? {
-                Some(text) => text,
-                None => fields.string("content")?.ok_or_else(|| {
-                    ApiError::param("prompt", "prompt: expected a string, or messages")
-                })?,
-            };
-            let tokens = app.model.encode(&text);
-            tokens.map_err(|error| ApiError::param("prompt", error.to_string()))?
+    answer(app, &caller, request, Tokenized::parse, Tokenized::model, |served, parsed| {
+        let tokens = match parsed {
+            Tokenized::Conversation(parsed) => served.tokens(&parsed)?,
+            Tokenized::Text(text, _) => {
+                let tokens = served.model.encode(&text);
+                tokens.map_err(|error| ApiError::param("prompt", error.to_string()))?
+            }
         };
         Ok(json!({
-            "tokens": tokens, "count": tokens.len(), "max_model_len": app.model.max_positions(),
+            "tokens": tokens, "count": tokens.len(), "max_model_len": served.model.max_positions(),
         }))
     })
     .await
 }
 
+/// Tokens, and the model that they are of.
+type Parsed = (Vec<TokenId>, Option<String>);
+
 /// `{tokens}` to `{prompt, content}`.
 pub(super) async fn detokenize(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(app, request, |app, body| {
+    let parse = |body: &[u8]| {
         let mut fields = Fields::new(parse_object(body)?);
         let tokens = fields
             .array("tokens")?
@@ -83,34 +123,47 @@ pub(super) async fn detokenize(
         let tokens =
             tokens.iter().enumerate().map(|(index, token)| parse_token(token, "tokens", index));
         let tokens: Vec<TokenId> = tokens.collect::<Result<_, _>>()?;
-        let mut detokenizer = Detokenizer::new(app.model.vocabulary().clone());
-        let mut text: String = tokens.into_iter().map(|token| detokenizer.push(token)).collect();
-        text.push_str(&detokenizer.finish());
+        Ok((tokens, fields.string("model")?))
+    };
+    let text = |served: &ServedModel, (tokens, _): Parsed| {
+        let text = served.text(&tokens);
         Ok(json!({"prompt": text, "content": text}))
-    })
-    .await
+    };
+    answer(app, &caller, request, parse, |parsed: &Parsed| parsed.1.as_deref(), text).await
 }
 
-/// The tokenizer's settings, as vLLM has them.
-pub(super) async fn tokenizer_info(State(app): State<Arc<AppState>>) -> Response {
-    Json(app.model.tokenizer_info()).into_response()
+/// The tokenizer's settings, as vLLM has them; of the model that the query names.
+pub(super) async fn tokenizer_info(
+    State(app): State<Arc<AppState>>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let served = app.of_query(&uri).await?;
+    Ok(Json(served.model.tokenizer_info()).into_response())
 }
 
 /// A chat completion request to `{prompt}`.
 pub(super) async fn apply_template(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(app, request, |app, body| {
-        let parsed = Dialect::Chat.parse(body)?;
-        let text = app.model.render(&parsed.request);
-        let text = text.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
-        Ok(json!({"prompt": text.text, "adjustments": text.adjustments}))
-    })
+    let parse = |body: &[u8]| Dialect::Chat.parse(body);
+    answer(
+        app,
+        &caller,
+        request,
+        parse,
+        |parsed| parsed.model.as_deref(),
+        |served, parsed| {
+            let text = served.model.render(&parsed.request);
+            let text = text.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
+            Ok(json!({"prompt": text.text, "adjustments": text.adjustments}))
+        },
+    )
     .await
 }
 
-impl AppState {
+impl ServedModel {
     /// The tokens of a conversation, however long.
     fn tokens(&self, parsed: &ParsedRequest) -> Result<Vec<TokenId>, ApiError> {
         let text = self.model.render(&parsed.request);

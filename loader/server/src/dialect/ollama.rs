@@ -6,4 +6,4 @@ mod writer;
 
 pub(super) use request::{parse_chat, parse_generate};
 pub(crate) use writer::rfc3339;
-pub(super) use writer::{OllamaWriter, Options, Route, without_prompt};
+pub(super) use writer::{LINES, OllamaWriter, Options, Route, without_prompt};

@@ -51,6 +51,13 @@ impl RankGauges {
         Self(list)
     }
 
+    /// Takes all values away.
+    pub(super) fn clear(&self) {
+        for gauge in &self.0 {
+            gauge.gauges.clear();
+        }
+    }
+
     /// Sets the values that ranks reported last.
     pub(super) fn set(&self, engine: &EngineStatus) {
         for (rank, vitals) in (0..).zip(&engine.vitals) {

@@ -2,12 +2,16 @@
 
 use std::{
     io::{Read, Write},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     sync::mpsc,
 };
 
 use rcgen::generate_simple_self_signed;
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 use tokio_rustls::rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, pki_types::ServerName,
 };
@@ -74,9 +78,22 @@ fn echo(tls: Arc<Tls>) -> SocketAddr {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             told.send(listener.local_addr().unwrap()).unwrap();
-            let listener = TlsListener::new(listener, tls).unwrap();
-            let app = axum::Router::new().fallback(async |uri: axum::http::Uri| uri.to_string());
-            axum::serve(listener, app).await.unwrap();
+            loop {
+                let (connection, _) = listener.accept().await.unwrap();
+                let tls = Arc::clone(&tls);
+                tokio::spawn(async move {
+                    let Ok(mut stream) = tls.accept(connection).await else { return };
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        head.push(stream.read_u8().await.unwrap());
+                    }
+                    let head = String::from_utf8(head).unwrap();
+                    let path = head.split(' ').nth(1).unwrap();
+                    let answer = format!("HTTP/1.1 200 OK\r\n\r\n{path}");
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                    stream.shutdown().await.unwrap();
+                });
+            }
         });
     });
     address.recv().unwrap()

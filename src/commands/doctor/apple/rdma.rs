@@ -2,7 +2,7 @@
 
 /// Whether macOS has RDMA switched on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::commands::doctor) enum Switch {
+pub(in crate::commands) enum Switch {
     Enabled,
     Disabled,
     /// An answer that is neither.
@@ -11,7 +11,7 @@ pub(in crate::commands::doctor) enum Switch {
 
 /// A port's RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::commands::doctor) struct Device {
+pub(in crate::commands) struct Device {
     pub name: String,
     /// `PORT_ACTIVE`, `PORT_DOWN`; empty if it was not said.
     pub state: String,
@@ -19,7 +19,7 @@ pub(in crate::commands::doctor) struct Device {
 }
 
 impl Switch {
-    pub(in crate::commands::doctor) fn parse(output: &str) -> Self {
+    pub(in crate::commands) fn parse(output: &str) -> Self {
         match output.trim().to_ascii_lowercase().as_str() {
             "enabled" => Self::Enabled,
             "disabled" => Self::Disabled,
@@ -30,17 +30,17 @@ impl Switch {
 
 impl Device {
     /// The network interface of the same port: `rdma_en2` is that of `en2`.
-    pub(in crate::commands::doctor) fn interface(&self) -> &str {
+    pub(in crate::commands) fn interface(&self) -> &str {
         self.name.strip_prefix("rdma_").unwrap_or(&self.name)
     }
 
     /// Whether both ends of its cable are ready.
-    pub(in crate::commands::doctor) fn is_active(&self) -> bool {
+    pub(in crate::commands) fn is_active(&self) -> bool {
         self.state == "PORT_ACTIVE"
     }
 
     /// The GID that JACCL takes: the first that is an IPv4 address.
-    pub(in crate::commands::doctor) fn usable_gid(&self) -> Option<&str> {
+    pub(in crate::commands) fn usable_gid(&self) -> Option<&str> {
         self.gids.iter().map(String::as_str).find(|gid| {
             gid.parse::<std::net::Ipv6Addr>().is_ok_and(|ip| ip.to_ipv4_mapped().is_some())
         })
@@ -48,7 +48,7 @@ impl Device {
 
     /// What gives it a GID that JACCL takes. Both ends need an address of the same network;
     /// `number` keeps the addresses of one machine apart.
-    pub(in crate::commands::doctor) fn remedy(&self, number: usize) -> String {
+    pub(in crate::commands) fn remedy(&self, number: usize) -> String {
         let interface = self.interface();
         format!(
             "sudo ifconfig {interface} inet 169.254.{number}.1 netmask 255.255.255.0 alias (at the \
@@ -58,13 +58,13 @@ impl Device {
 }
 
 /// The names that `ibv_devices` lists.
-pub(in crate::commands::doctor) fn names(output: &str) -> Vec<String> {
+pub(in crate::commands) fn names(output: &str) -> Vec<String> {
     let names = output.lines().filter_map(|line| line.split_whitespace().next());
     names.filter(|name| name.starts_with("rdma_")).map(str::to_owned).collect()
 }
 
 /// The devices that `ibv_devinfo -v` describes.
-pub(in crate::commands::doctor) fn devices(output: &str) -> Vec<Device> {
+pub(in crate::commands) fn devices(output: &str) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     for line in output.lines().map(str::trim) {
         let Some((key, value)) = line.split_once(':') else { continue };

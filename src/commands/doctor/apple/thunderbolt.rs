@@ -6,29 +6,33 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 /// Slowest Thunderbolt 5 link, in Gb/s; RDMA needs it.
-pub(in crate::commands::doctor) const THUNDERBOLT_5: u32 = 80;
+pub(in crate::commands) const THUNDERBOLT_5: u32 = 80;
 
 /// A port of this Mac.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::commands::doctor) struct Port {
+pub(in crate::commands) struct Port {
     /// The number in `Thunderbolt 2`, which names its network interface.
     pub receptacle: String,
     /// Gb/s: of the link, or what the port can do if nothing is connected.
     pub speed: Option<u32>,
+    /// The domain of this port, and with it the end of a cable.
+    pub domain: Option<String>,
     /// What is at the other end of the cable.
     pub peer: Option<Peer>,
 }
 
 /// The other end of a cable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::commands::doctor) struct Peer {
+pub(in crate::commands) struct Peer {
     /// A Mac's model (`Mac17,6`) or a device's name; not the name that its owner gave it.
     pub model: String,
     pub is_mac: bool,
+    /// Its domain, which its own list of ports has too.
+    pub domain: Option<String>,
 }
 
 /// The ports, in the order of their numbers.
-pub(in crate::commands::doctor) fn ports(json: &str) -> anyhow::Result<Vec<Port>> {
+pub(in crate::commands) fn ports(json: &str) -> anyhow::Result<Vec<Port>> {
     let json: Value = serde_json::from_str(json).context("system_profiler gave no JSON")?;
     let buses = json["SPThunderboltDataType"].as_array().context("no list of Thunderbolt buses")?;
     let mut ports: Vec<Port> = buses.iter().filter_map(port).collect();
@@ -46,9 +50,10 @@ fn port(bus: &Value) -> Option<Port> {
         model: text(&item["device_name_key"]).unwrap_or_else(|| "unknown".to_owned()),
         // Another host has a domain of its own; docks and disks are in this one's.
         is_mac: item["domain_uuid_key"].is_string(),
+        domain: text(&item["domain_uuid_key"]),
     });
     let speed = tag["current_speed_key"].as_str().and_then(gigabits);
-    Some(Port { receptacle, speed, peer })
+    Some(Port { receptacle, speed, domain: text(&bus["domain_uuid_key"]), peer })
 }
 
 /// The number in `80 Gb/s` and `Up to 120 Gb/s`.
@@ -58,7 +63,7 @@ fn gigabits(text: &str) -> Option<u32> {
 }
 
 /// The network interface of each hardware port: `Thunderbolt 2` has `en6`.
-pub(in crate::commands::doctor) fn interfaces(output: &str) -> BTreeMap<String, String> {
+pub(in crate::commands) fn interfaces(output: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut port = None;
     for line in output.lines() {
@@ -75,16 +80,13 @@ pub(in crate::commands::doctor) fn interfaces(output: &str) -> BTreeMap<String, 
 
 impl Port {
     /// One line: number, interface, speed and what is connected.
-    pub(in crate::commands::doctor) fn shown(
-        &self,
-        interfaces: &BTreeMap<String, String>,
-    ) -> String {
+    pub(in crate::commands) fn shown(&self, interfaces: &BTreeMap<String, String>) -> String {
         let name = format!("Thunderbolt {}", self.receptacle);
         let interface = interfaces.get(&name).map_or("no interface", String::as_str);
         let speed = self.speed.map_or("unknown speed".to_owned(), |speed| format!("{speed} Gb/s"));
         match &self.peer {
             None => format!("port {} ({interface}): free, up to {speed}", self.receptacle),
-            Some(Peer { model, is_mac: true }) => {
+            Some(Peer { model, is_mac: true, .. }) => {
                 format!("port {} ({interface}): the Mac {model} at {speed}", self.receptacle)
             }
             Some(Peer { model, .. }) => {

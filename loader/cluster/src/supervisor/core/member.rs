@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shardpack_engine_api::LinkReport;
+
 use super::{Attempts, Identity, Node, Progress};
 use crate::wire::Sender;
 
@@ -22,10 +24,18 @@ pub(super) struct Member {
     pub(super) progress: Option<Progress>,
     pub(super) loaded: bool,
     pub(super) formed_epoch: u64,
+    /// Its rank's links to higher ones, in the last group that it formed.
+    pub(super) links: Vec<LinkReport>,
     pub(super) silent_ticks: u32,
+    /// Whether its node did not answer when its rank was to be started again.
+    pub(super) is_absent: bool,
     /// When its rank is to be started again, while it is lost.
     pub(super) restart_at: Option<Instant>,
     pub(super) attempts: Attempts,
+    /// What the rank says of its package, which is repaired before the rank is started again.
+    pub(super) damage: Option<String>,
+    /// Whether its package was repaired since its rank has loaded: once is enough, or of no use.
+    pub(super) is_repaired: bool,
 }
 
 impl Member {
@@ -39,9 +49,13 @@ impl Member {
             progress: None,
             loaded: false,
             formed_epoch: 0,
+            links: Vec::new(),
             silent_ticks: 0,
+            is_absent: false,
             restart_at: None,
             attempts: Attempts::default(),
+            damage: None,
+            is_repaired: false,
         }
     }
 

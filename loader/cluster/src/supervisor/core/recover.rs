@@ -1,12 +1,17 @@
-//! Recovery from a lost rank: its requests fail, the rank is started again, and all ranks form the
-//! group of the next epoch. Before the group has served, and after too many attempts, the group
-//! fails.
+//! Recovery from a lost rank: the rank is started again, all ranks form the group of the next epoch,
+//! and the requests go on in it. Before the group has served, and after too many attempts, the
+//! group fails.
 
 use std::{thread, time::Instant};
 
+use shardpack_engine::loading::tells_of_damage;
+
 use super::{
-    super::{RankEvent, Restarted, ServeError, SupervisorEvent, Survivors, start_reader},
-    Core, EXIT_TIMEOUT, EngineState, Phase,
+    super::{
+        GroupEvent, RankEvent, RestartError, Restarted, ServeError, SupervisorEvent, Survivors,
+        start_reader,
+    },
+    Core, EXIT_TIMEOUT, Phase,
 };
 
 impl Core {
@@ -56,11 +61,12 @@ impl Core {
         }
         self.reset_attempts_when_steady();
         let options = self.options.recovery;
-        let Some((pause, attempt)) = self.members[index].attempts.next(&options) else {
+        let now = Instant::now();
+        let Some((pause, attempt)) = self.members[index].attempts.next(&options, now) else {
             let attempts = options.attempts;
             return self.fail(ServeError::GivenUp { attempts, last: Box::new(error) });
         };
-        let at = Instant::now() + pause;
+        let at = now + pause;
         match options.survivors {
             Survivors::Stay => self.members[index].retire(at),
             Survivors::Restart => self.members.iter_mut().for_each(|member| member.retire(at)),
@@ -69,15 +75,33 @@ impl Core {
         self.interrupt(&error, &format!("it is started again (attempt {attempt} of {most})"));
     }
 
+    /// Repairs a package that its rank finds damaged, and starts the rank again: false where the error
+    /// is another, or nothing can be done.
+    pub(super) fn repair(&mut self, index: usize, error: &ServeError) -> bool {
+        let ServeError::Package { reason, .. } = error else { return false };
+        let member = &mut self.members[index];
+        let can_be_repaired = member.node.repair.is_some() && member.node.restart.is_some();
+        let is_done = member.is_repaired || matches!(self.phase, Phase::Failed(_));
+        if is_done || !can_be_repaired || !tells_of_damage(reason) {
+            return false;
+        }
+        member.damage = Some(reason.clone());
+        member.is_repaired = true;
+        member.retire(Instant::now());
+        self.interrupt(error, "the package is repaired");
+        true
+    }
+
     /// The group is lost and no rank is: they form the next one.
     fn form_again(&mut self, error: ServeError) {
         self.reset_attempts_when_steady();
         let options = self.options.recovery;
-        let Some((pause, attempt)) = self.attempts.next(&options) else {
+        let now = Instant::now();
+        let Some((pause, attempt)) = self.attempts.next(&options, now) else {
             let attempts = options.attempts;
             return self.fail(ServeError::GivenUp { attempts, last: Box::new(error) });
         };
-        self.form_at = Instant::now() + pause;
+        self.form_at = now + pause;
         let most = options.attempts;
         self.interrupt(&error, &format!("the ranks connect again (attempt {attempt} of {most})"));
     }
@@ -90,19 +114,45 @@ impl Core {
         }
     }
 
-    /// Ends the running requests; until there is a group again, others are refused.
+    /// The group is lost; its requests wait for the next one.
     fn interrupt(&mut self, error: &ServeError, doing: &str) {
         let message = error.to_string();
-        // First the status, so that a client that sees the loss finds it there.
-        self.handle.update_status(|status| {
-            status.state = EngineState::Starting(format!("{message}; {doing}"));
-            status.active_requests = 0;
-        });
         self.outcome.clear();
-        self.fail_requests(&message);
+        let ended = self.requests.interrupt(&message);
         self.recoveries += 1;
         self.pending_loss = None;
+        if matches!(self.phase, Phase::Ready) {
+            self.interrupted = Some(Instant::now());
+        }
+        self.show(format!("{message}; {doing}"));
+        self.end(ended);
         self.enter(Phase::Loading);
+        let (rank, node, reason) = match error {
+            ServeError::Lost { rank, node, reason } => (*rank, node.clone(), reason.clone()),
+            _ => (None, None, message),
+        };
+        let (epoch, waiting, doing) = (self.epoch, self.requests.len(), doing.to_owned());
+        let lost = GroupEvent::Lost { epoch, rank, node, reason, doing, waiting };
+        self.options.events.tell(&lost);
+    }
+
+    /// Ends requests that have waited too long for the group to form again.
+    pub(super) fn expire_requests(&mut self) {
+        let mut ended = self.requests.expire_unsent();
+        let most = self.options.recovery.resume_timeout;
+        if self.interrupted.is_some_and(|since| since.elapsed() >= most) {
+            self.interrupted = None;
+            let seconds = most.as_secs();
+            let message = format!("a lost rank was not replaced within {seconds} s");
+            ended.extend(self.requests.fail(&message));
+            self.show(message);
+        }
+        self.end(ended);
+    }
+
+    /// Whether a rank is away because its node is.
+    pub(super) fn waits_for_a_node(&self) -> bool {
+        matches!(self.phase, Phase::Loading) && self.members.iter().any(|it| it.is_absent)
     }
 
     /// Loading or forming took too long.
@@ -143,12 +193,16 @@ impl Core {
     }
 
     fn restart(&mut self, node: usize) {
-        let member = &self.members[node];
+        let member = &mut self.members[node];
         let Some(restart) = member.node.restart.clone() else { return };
+        let damage = member.damage.take().zip(member.node.repair.clone());
         let (incarnation, recovery, events) =
             (member.incarnation, self.recoveries, self.events.clone());
         let start = move || {
-            let restarted = restart(recovery);
+            let repaired = damage.map_or(Ok(()), |(damage, repair)| {
+                repair().map_err(|why| RestartError::Unrepaired(format!("{damage}; {why}")))
+            });
+            let restarted = repaired.and_then(|()| restart(recovery));
             // A supervisor that is gone drops the event, and with it ends the process.
             let _ = events.send(SupervisorEvent::Rank {
                 node,
@@ -163,18 +217,52 @@ impl Core {
         }
     }
 
-    pub(super) fn read_restarted(&mut self, node: usize, restarted: Result<Restarted, String>) {
+    pub(super) fn read_restarted(
+        &mut self,
+        node: usize,
+        restarted: Result<Restarted, RestartError>,
+    ) {
         let (announcement, process) = match restarted {
             Ok(restarted) => restarted,
-            Err(reason) => return self.lose(node, format!("it cannot be started again: {reason}")),
+            Err(error @ RestartError::Unreachable(_)) => return self.await_node(node, &error),
+            Err(error @ RestartError::Failed(_)) => return self.lose(node, error.to_string()),
+            Err(RestartError::Unrepaired(reason)) => {
+                let (rank, node) = self.members[node].names();
+                return self.fail(ServeError::Package { rank, node, reason });
+            }
+            Err(error @ RestartError::Taken(_)) => {
+                let (rank, node) = self.members[node].names();
+                return self.fail(ServeError::Lost { rank, node, reason: error.to_string() });
+            }
         };
+        if matches!(self.phase, Phase::Failed(_)) {
+            return;
+        }
         let timeout = self.options.connect_timeout;
+        // Loading begins now.
+        self.enter(Phase::Loading);
         let member = &mut self.members[node];
+        member.is_absent = false;
         member.node.announcement = announcement;
         member.node.process = process;
         let place = (node, member.incarnation);
         if let Err(error) = start_reader(place, &member.node, timeout, &self.events) {
             self.lose(node, format!("no thread to read from it: {error}"));
         }
+    }
+
+    /// Its node does not answer: it is tried again until it does, however long that takes.
+    fn await_node(&mut self, index: usize, error: &RestartError) {
+        if matches!(self.phase, Phase::Failed(_)) {
+            return;
+        }
+        let options = self.options.recovery;
+        let member = &mut self.members[index];
+        member.is_absent = true;
+        let pause = member.attempts.unreached(&options);
+        member.retire(Instant::now() + pause);
+        let (rank, node) = member.names();
+        let error = ServeError::Lost { rank, node, reason: error.to_string() };
+        self.show(format!("{error}; it is tried again until its node answers"));
     }
 }

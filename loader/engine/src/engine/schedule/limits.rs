@@ -39,7 +39,7 @@ impl Limits {
     }
 
     pub(super) fn check(&self, request: &GenerateRequest) -> Result<(), String> {
-        let GenerateRequest { prompt, sampling, logprobs, prediction, .. } = request;
+        let GenerateRequest { prompt, generated, sampling, logprobs, prediction, .. } = request;
         if prompt.is_empty() {
             return Err("the prompt has no tokens".to_owned());
         }
@@ -62,7 +62,8 @@ impl Limits {
             ));
         }
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
-        let mut named = prompt.iter().chain(prediction).chain(&request.stop_tokens).chain(biased);
+        let answer = generated.iter().chain(prediction);
+        let mut named = prompt.iter().chain(answer).chain(&request.stop_tokens).chain(biased);
         if let Some(token) = named.find(|token| token.0 >= self.vocab_size) {
             return Err(format!(
                 "token {} is not below the vocabulary size {}",

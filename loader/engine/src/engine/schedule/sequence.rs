@@ -48,7 +48,7 @@ impl Sequence {
         drafter: Option<Drafter>,
         now: Instant,
     ) -> Self {
-        let tokens = request.prompt.iter().map(|token| token.0).collect();
+        let tokens = request.prompt.iter().chain(&request.generated).map(|token| token.0).collect();
         let timeout = request.timeout_ms.map(Duration::from_millis);
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         Self {
@@ -63,6 +63,23 @@ impl Sequence {
             admitted: None,
             answered: None,
         }
+    }
+
+    /// Takes the constraint of a request that goes on to where it was; whether it may end only here.
+    /// The drafter sees its text as it would have.
+    pub(super) fn resume(&mut self) -> Result<bool, String> {
+        let prompt = self.request.prompt.len();
+        for (place, token) in self.request.generated.iter().enumerate() {
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(*token).map_err(|error| error.to_string())?;
+            }
+            if let Some(drafter) = &mut self.drafter {
+                drafter.propose(&self.tokens[..prompt + place], &self.request.stop_tokens);
+                drafter.learn(&[token.0]);
+            }
+        }
+        let is_resumed = !self.request.generated.is_empty();
+        Ok(is_resumed && self.constraint.as_mut().is_some_and(|constraint| constraint.must_stop()))
     }
 
     pub(super) fn generated(&self) -> usize {

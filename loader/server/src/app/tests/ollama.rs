@@ -24,6 +24,7 @@ fn described() -> Scripted {
         kv_heads: 4,
         ffn_size: 768,
         vocab_size: 2048,
+        ..ModelInfo::default()
     };
     let model = ChatModel::open(kjv()).unwrap();
     let limits = ServerLimits::default();

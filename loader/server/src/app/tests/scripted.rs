@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    ops::{Deref, DerefMut},
     path::Path,
     sync::mpsc,
     thread::{self, JoinHandle},
@@ -12,7 +13,8 @@ use std::{
 
 use serde_json::Value;
 use shardpack_engine_api::{
-    Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs, Usage,
+    Command, EngineState, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
+    Usage,
 };
 use tokio::sync::oneshot;
 
@@ -45,17 +47,51 @@ pub(super) enum Step {
 /// What the engine saw.
 #[derive(Debug, PartialEq)]
 pub(super) enum Seen {
-    Submitted(GenerateRequest),
+    Submitted(Box<GenerateRequest>),
     Cancelled,
 }
 
 pub(super) struct Scripted {
-    pub(super) address: SocketAddr,
     pub(super) engine: EngineHandle,
     pub(super) seen: mpsc::Receiver<Seen>,
     pub(super) gate: mpsc::Sender<()>,
+    serving: Serving,
+}
+
+/// A server on a socket of its own; it stops when this is dropped.
+pub(super) struct Serving {
+    pub(super) address: SocketAddr,
     pub(super) stop: Option<oneshot::Sender<()>>,
     server: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    pub(super) fn start(server: Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let server = thread::spawn(move || {
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            crate::run(listener, server, stopped).unwrap();
+        });
+        Self { address, stop: Some(stop), server: Some(server) }
+    }
+}
+
+impl Deref for Scripted {
+    type Target = Serving;
+
+    fn deref(&self) -> &Serving {
+        &self.serving
+    }
+}
+
+impl DerefMut for Scripted {
+    fn deref_mut(&mut self) -> &mut Serving {
+        &mut self.serving
+    }
 }
 
 pub(super) fn kjv() -> &'static Path {
@@ -88,7 +124,7 @@ pub(super) fn start_changed(
             let Command::Submit { id, request, events } = command else { continue };
             let usage = Usage::default();
             let wanted = request.logprobs;
-            let _ = seen_sender.send(Seen::Submitted(*request));
+            let _ = seen_sender.send(Seen::Submitted(request));
             for step in script.clone() {
                 let tokens = match step {
                     Step::Say(text) => vocabulary.encode(text).unwrap(),
@@ -135,18 +171,9 @@ pub(super) fn start_changed(
             }
         }
     });
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
     let names = vec!["kjv-4m".to_owned(), "org/alias".to_owned()];
     let server = change(Server::new(model, engine.clone(), names, limits));
-    let (stop, stopped) = oneshot::channel();
-    let server = thread::spawn(move || {
-        let stopped = async {
-            let _ = stopped.await;
-        };
-        crate::run(listener, server, stopped).unwrap();
-    });
-    Scripted { address, engine, seen, gate, stop: Some(stop), server: Some(server) }
+    Scripted { engine, seen, gate, serving: Serving::start(server) }
 }
 
 fn await_cancel(
@@ -189,11 +216,13 @@ impl Scripted {
 
     pub(super) fn submitted(&self) -> GenerateRequest {
         match self.seen() {
-            Seen::Submitted(request) => request,
+            Seen::Submitted(request) => *request,
             Seen::Cancelled => panic!("expected a submission"),
         }
     }
+}
 
+impl Serving {
     /// Sends a request and leaves the connection open, nothing read.
     pub(super) fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         self.send_with("", method, path, body)
@@ -236,7 +265,7 @@ impl Scripted {
     }
 }
 
-impl Drop for Scripted {
+impl Drop for Serving {
     fn drop(&mut self) {
         self.stop.take().map(|stop| stop.send(()));
     }

@@ -1,5 +1,7 @@
 //! Parses Ollama's requests.
 
+use std::time::Duration;
+
 use shardpack_chat::{
     conversation::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
     json::{Json, Object},
@@ -18,6 +20,7 @@ use crate::{
         tools::parse_tools,
     },
     error::ApiError,
+    registry::KeepAlive,
 };
 
 /// Options that say how Ollama itself is to run.
@@ -49,13 +52,14 @@ const UNSUPPORTED: [(&str, Neutral); 3] =
 /// Parses the body of `/api/chat`.
 pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
-    let residency = residency(&mut fields)?;
+    let keep_alive = parse_keep_alive(&mut fields)?;
+    let options = Options { route: Route::Chat, keep_alive };
     let mut ignored = Vec::new();
     let mut messages = fields.array("messages")?.unwrap_or_default();
     if messages.is_empty() {
         fields.take("tools");
         let request = common(&mut fields, &mut ignored)?;
-        return call(fields, ignored, request, residency, Route::Chat);
+        return call(fields, ignored, request, residency(keep_alive), options);
     }
     for (index, message) in messages.iter_mut().enumerate() {
         name_calls(message);
@@ -65,20 +69,21 @@ pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<ParsedRequest, ApiEr
     let tools = parse_tools(fields.array("tools")?.unwrap_or_default(), "tools", &mut ignored)?;
     let common = common(&mut fields, &mut ignored)?;
     let request = ChatRequest { messages, tools, parallel_tool_calls: true, ..common };
-    call(fields, ignored, request, Prompt::Conversation, Route::Chat)
+    call(fields, ignored, request, Prompt::Conversation, options)
 }
 
 /// Parses the body of `/api/generate`.
 pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
-    let residency = residency(&mut fields)?;
+    let keep_alive = parse_keep_alive(&mut fields)?;
+    let options = Options { route: Route::Generate, keep_alive };
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;
     let is_raw = fields.boolean("raw")?.unwrap_or(false);
     let mut ignored = Vec::new();
     let request = common(&mut fields, &mut ignored)?;
     if prompt.is_empty() {
-        return call(fields, ignored, request, residency, Route::Generate);
+        return call(fields, ignored, request, residency(keep_alive), options);
     }
     if is_raw {
         if system.is_some_and(|text| !text.is_empty()) {
@@ -86,7 +91,7 @@ pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, A
             return Err(ApiError::param("system", message));
         }
         let prompt = Prompt::Raw(vec![RawPrompt::Text(prompt)]);
-        return call(fields, ignored, request, prompt, Route::Generate);
+        return call(fields, ignored, request, prompt, options);
     }
     let message = |role: &str, text: String| {
         let mut message = Object::default();
@@ -102,13 +107,16 @@ pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, A
     messages.push(message("user", prompt));
     let messages = parse_messages(messages, "prompt")?;
     let request = ChatRequest { messages, ..request };
-    call(fields, ignored, request, Prompt::Conversation, Route::Generate)
+    call(fields, ignored, request, Prompt::Conversation, options)
 }
 
 /// What a request without a prompt asks for: the model in memory, or out of it where it is to stay
 /// for no time.
-fn residency(fields: &mut Fields) -> Result<Prompt, ApiError> {
-    parse_keep_alive(fields).map(|unloads| if unloads { Prompt::Unload } else { Prompt::Load })
+fn residency(keep_alive: Option<KeepAlive>) -> Prompt {
+    match keep_alive {
+        Some(KeepAlive::For(Duration::ZERO)) => Prompt::Unload,
+        _ => Prompt::Load,
+    }
 }
 
 fn call(
@@ -116,7 +124,7 @@ fn call(
     ignored: Vec<String>,
     request: ChatRequest,
     prompt: Prompt,
-    route: Route,
+    options: Options,
 ) -> Result<ParsedRequest, ApiError> {
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     if fields.take("images").is_some_and(|images| !Neutral::Empty.holds(&images)) {
@@ -129,7 +137,7 @@ fn call(
         None => model,
     });
     let stream = fields.boolean("stream")?.unwrap_or(true);
-    let writer_options = WriterOptions::Ollama(Options { route });
+    let writer_options = WriterOptions::Ollama(options);
     let ignored = leftover(fields, ignored);
     Ok(ParsedRequest { request, prompt, model, stream, ignored, writer_options })
 }

@@ -12,6 +12,7 @@ use crate::{
     dialect::{Answer, Identity, Writer, json_logprob, to_json},
     error::{ApiError, Shape},
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
+    registry::KeepAlive,
     usage::AnswerUsage,
 };
 
@@ -19,7 +20,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(super) route: Route,
+    /// How long the model is to stay afterwards.
+    pub(in crate::dialect) keep_alive: Option<KeepAlive>,
 }
+
+/// Content type of lines of JSON.
+pub(in crate::dialect) const LINES: &str = "application/x-ndjson";
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +157,7 @@ fn logprob(token: &TokenLogprob) -> Value {
 
 impl Writer for OllamaWriter {
     fn content_type(&self) -> &'static str {
-        "application/x-ndjson"
+        LINES
     }
 
     /// Every line is an answer, so there is none without meaning.

@@ -269,7 +269,7 @@ fn ollamas() -> Table {
         ("think", json!("max"), Works),
         ("logprobs", json!(true), Works),
         ("top_logprobs", json!(3), Harmless),
-        ("keep_alive", json!("5m"), Harmless),
+        ("keep_alive", json!("5m"), Works),
         ("truncate", json!(true), Ignored),
         ("shift", json!(true), Ignored),
         ("width", json!(64), Ignored),

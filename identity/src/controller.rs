@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! authority.key   signs members; anyone who has it controls the cluster
-//! controller.key  this controller's own
-//! cluster.json    the cluster's id, both certificates, the members with their keys
+//! controller.key  this controller's own; controller-EPOCH.key after a handover
+//! cluster.json    the cluster's id, both certificates, the members with their keys; the mandate
 //! ```
+
+mod exported;
+mod handover;
 
 use std::{
     fs::File,
@@ -21,8 +24,12 @@ use crate::{
     certificate::{generate_key, now, parse_key},
     endpoint::{reach, resolve},
     files,
+    mandate::SignedMandate,
     message::{self, Bytes, Grant, MessageError, Reply, Request},
 };
+
+pub use exported::{ExportError, MIN_PASSPHRASE_BYTES, export_controller, import_controller};
+pub use handover::Candidate;
 
 const AUTHORITY_FILE: &str = "authority.key";
 const CONTROLLER_FILE: &str = "controller.key";
@@ -33,8 +40,11 @@ const LOCK_FILE: &str = "lock";
 /// answered.
 const JOIN_LOCK_FILE: &str = "join.lock";
 
-/// Version of the document.
+/// Version of the document of a cluster without a handover.
 const FORMAT: u32 = 1;
+
+/// With a mandate, or of a controller that was imported: earlier programs would use the wrong key.
+const FORMAT_OF_MANDATES: u32 = 2;
 
 /// Timeout for connecting to a node, for its handshake and for its answer.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -82,12 +92,18 @@ pub enum HomeError {
         source: CredentialsError,
     },
     /// Written by a later version.
-    #[error("{}: unsupported format {found}, expected {FORMAT}", folder.display())]
+    #[error("{}: unsupported format {found}, this program reads {FORMAT} and {FORMAT_OF_MANDATES}", folder.display())]
     Format {
         /// The folder.
         folder: PathBuf,
         /// What stands there.
         found: u32,
+    },
+    /// It was imported and has not taken over.
+    #[error("{}: this controller was imported and does not act", folder.display())]
+    Standby {
+        /// The folder.
+        folder: PathBuf,
     },
     /// An invalid name.
     #[error(
@@ -150,8 +166,14 @@ impl Member {
     /// Whether its certificate is due for renewal.
     #[must_use]
     pub fn wants_renewal(&self) -> bool {
-        self.expires < now() + RENEW_SECONDS
+        wants_renewal(self.expires)
     }
+}
+
+/// Whether a certificate that holds until `expires` ends soon, or later than one that is made now:
+/// then the clock that it was made by was ahead, and it may not hold yet.
+fn wants_renewal(expires: u64) -> bool {
+    expires < now() + RENEW_SECONDS || expires > Validity::from_now().until
 }
 
 #[derive(Serialize, Deserialize)]
@@ -163,6 +185,21 @@ struct Document {
     expires: u64,
     #[serde(default)]
     members: Vec<Member>,
+    /// Of the last handover to this folder; of an imported one, the one that the exporter had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mandate: Option<SignedMandate>,
+    /// The file of the controller's key, if it is another one than at first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key_file: Option<String>,
+    /// Whether it was imported and has not taken over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    standby: bool,
+}
+
+impl Document {
+    fn key_file(&self) -> &str {
+        self.key_file.as_deref().unwrap_or(CONTROLLER_FILE)
+    }
 }
 
 /// A controller's folder.
@@ -208,18 +245,24 @@ impl Home {
             controller: Bytes(controller.map_err(unusable)?.to_vec()),
             expires: validity.until,
             members: Vec::new(),
+            mandate: None,
+            key_file: None,
+            standby: false,
         })
     }
 
     /// Opens a cluster.
     pub fn open(folder: &Path) -> Result<Self, HomeError> {
         let mut document = Self::read(folder)?;
+        if document.standby {
+            return Err(HomeError::Standby { folder: folder.to_owned() });
+        }
         let unusable = |source| HomeError::Credentials { folder: folder.to_owned(), source };
         let authority_key = files::read_private(&folder.join(AUTHORITY_FILE))?;
-        let key = files::read_private(&folder.join(CONTROLLER_FILE))?;
+        let key = files::read_private(&folder.join(document.key_file()))?;
         let authority_key = parse_key(&authority_key).map_err(unusable)?;
         let authority = Authority::new(document.cluster.clone(), authority_key);
-        if document.expires < now() + RENEW_SECONDS {
+        if wants_renewal(document.expires) {
             let _lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_TIMEOUT)?;
             document = Self::read(folder)?;
             let validity = Validity::from_now();
@@ -227,17 +270,30 @@ impl Home {
             let certificate = authority.sign(Role::Controller, "controller", own, validity);
             document.controller = Bytes(certificate.map_err(unusable)?.to_vec());
             document.expires = validity.until;
+            if let Some(mandate) = &mut document.mandate {
+                // Nodes verify it with the certificate that came with it.
+                let signer = Credentials::new(&document.authority.0, &document.controller.0, &key);
+                let again = signer.and_then(|signer| mandate.sign_again(&signer));
+                *mandate = again.map_err(unusable)?;
+            }
             files::write_json(&folder.join(DOCUMENT_FILE), &document)?;
         }
         let credentials = Credentials::new(&document.authority.0, &document.controller.0, &key)
             .map_err(unusable)?;
+        let credentials = match &document.mandate {
+            Some(mandate) => {
+                let text = serde_json::to_string(mandate).expect("a mandate is JSON");
+                credentials.presenting(&text)
+            }
+            None => credentials,
+        };
         Ok(Self { folder: folder.to_owned(), document, authority, credentials })
     }
 
     fn read(folder: &Path) -> Result<Document, HomeError> {
         let document: Document = files::read_json(&folder.join(DOCUMENT_FILE))?
             .ok_or_else(|| HomeError::Missing { folder: folder.to_owned() })?;
-        if document.format != FORMAT {
+        if ![FORMAT, FORMAT_OF_MANDATES].contains(&document.format) {
             let found = document.format;
             return Err(HomeError::Format { folder: folder.to_owned(), found });
         }
@@ -356,17 +412,28 @@ impl Home {
 
     pub(crate) fn grant(&self, member: &Member) -> Result<Grant, HomeError> {
         let validity = Validity { until: member.expires, ..Validity::from_now() };
-        let certificate = self
-            .authority
-            .sign(Role::Node, &member.name, member.key, validity)
-            .map_err(|source| HomeError::Credentials { folder: self.folder.clone(), source })?;
+        let (certificate, authority) =
+            self.certify(Role::Node, &member.name, member.key, validity)?;
         Ok(Grant {
             cluster: self.cluster().to_owned(),
             name: member.name.clone(),
-            authority: self.document.authority.clone(),
-            certificate: Bytes(certificate.to_vec()),
+            authority,
+            certificate,
             expires: member.expires,
         })
+    }
+
+    /// A certificate for the holder of `key`, and the authority's own.
+    pub(crate) fn certify(
+        &self,
+        role: Role,
+        name: &str,
+        key: PeerKey,
+        validity: Validity,
+    ) -> Result<(Bytes, Bytes), HomeError> {
+        let unusable = |source| HomeError::Credentials { folder: self.folder.clone(), source };
+        let certificate = self.authority.sign(role, name, key, validity).map_err(unusable)?;
+        Ok((Bytes(certificate.to_vec()), self.document.authority.clone()))
     }
 
     /// Renews a member's certificate; returns the member with its new expiry.
@@ -417,7 +484,7 @@ impl Home {
         })
     }
 
-    fn known(&self, name: &str) -> Result<Member, HomeError> {
+    pub(crate) fn known(&self, name: &str) -> Result<Member, HomeError> {
         let unknown = || HomeError::Unknown { name: name.to_owned() };
         self.member(name).cloned().ok_or_else(unknown)
     }

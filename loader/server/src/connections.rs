@@ -1,0 +1,241 @@
+//! The server's connections: how many there may be, and which of them gives way.
+//!
+//! A connection without a request under way is idle: it has not finished its handshake or the head of its
+//! first request, or it is kept for the next one. When all places are taken, the idle connection that
+//! has waited longest gives way to the new one, of the address that has most of them. A request under
+//! way is never cut off. So connections that say nothing, or trickle, cost an honest caller nothing,
+//! however many there are.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::Notify;
+
+/// Descriptors that are kept for ranks, files and whoever looks after the server.
+const RESERVED_DESCRIPTORS: u64 = 96;
+
+/// Fewest places, however few descriptors there are.
+const LEAST: u64 = 16;
+
+/// How long a connection has its place at least: time enough for a handshake and a head that are sent
+/// at once, however many others come meanwhile. These wait to be accepted.
+const LEAST_IDLE: Duration = Duration::from_millis(50);
+
+/// The open connections of a server.
+pub(super) struct Connections {
+    most: usize,
+    places: Mutex<Places>,
+}
+
+#[derive(Default)]
+struct Places {
+    /// Number of the next connection.
+    next: u64,
+    open: BTreeMap<u64, Place>,
+}
+
+struct Place {
+    address: IpAddr,
+    running: u32,
+    /// Since when it has been idle.
+    idle_since: Instant,
+    gives_way: Arc<Notify>,
+}
+
+impl Connections {
+    /// At most `most`, and no more than this process's descriptors allow.
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        let allowed = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |descriptors| {
+            descriptors.saturating_sub(RESERVED_DESCRIPTORS).max(LEAST)
+        });
+        let most = most.min(usize::try_from(allowed).unwrap_or(usize::MAX)).max(1);
+        Arc::new(Self { most, places: Mutex::default() })
+    }
+
+    /// A place for a connection, taken from an idle one where there is none.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Result<Arc<Entered>, NoPlace> {
+        let mut places = self.lock();
+        if places.open.len() >= self.most {
+            places.make_room(Instant::now())?;
+        }
+        let number = places.next;
+        places.next += 1;
+        let gives_way = Arc::new(Notify::new());
+        let (idle_since, told) = (Instant::now(), Arc::clone(&gives_way));
+        places.open.insert(number, Place { address, running: 0, idle_since, gives_way });
+        drop(places);
+        Ok(Arc::new(Entered { connections: Arc::clone(self), number, gives_way: told }))
+    }
+
+    /// Has an idle connection give way, if there is one: the system has no descriptor left.
+    pub(super) fn make_room(&self) {
+        let _ = self.lock().make_room(Instant::now());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why there is no place for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoPlace {
+    /// A request is under way on every connection.
+    Full,
+    /// The one that gives way next has it since a moment ago.
+    Later(Duration),
+}
+
+impl Places {
+    fn make_room(&mut self, now: Instant) -> Result<(), NoPlace> {
+        let mut idle_of: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        let idle = || self.open.iter().filter(|(_, place)| place.running == 0);
+        for (_, place) in idle() {
+            *idle_of.entry(place.address).or_default() += 1;
+        }
+        let most = idle_of.values().max().ok_or(NoPlace::Full)?;
+        let longest = idle()
+            .filter(|(_, place)| idle_of[&place.address] == *most)
+            .min_by_key(|(_, place)| place.idle_since)
+            .map(|(number, place)| (*number, place.idle_since + LEAST_IDLE));
+        let (number, until) = longest.ok_or(NoPlace::Full)?;
+        if until > now {
+            return Err(NoPlace::Later(until - now));
+        }
+        if let Some(place) = self.open.remove(&number) {
+            place.gives_way.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// An open connection's place.
+pub(super) struct Entered {
+    connections: Arc<Connections>,
+    number: u64,
+    gives_way: Arc<Notify>,
+}
+
+impl Entered {
+    /// Ready when the connection is to give way.
+    pub(super) async fn gives_way(&self) {
+        self.gives_way.notified().await;
+    }
+
+    /// A request is under way until what is returned is dropped.
+    pub(super) fn begin(self: &Arc<Self>) -> Running {
+        self.change(|place| place.running += 1);
+        Running(Arc::clone(self))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Place)) {
+        if let Some(place) = self.connections.lock().open.get_mut(&self.number) {
+            change(place);
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.connections.lock().open.remove(&self.number);
+    }
+}
+
+/// A request under way.
+pub(super) struct Running(Arc<Entered>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.change(|place| {
+            place.running = place.running.saturating_sub(1);
+            place.idle_since = Instant::now();
+        });
+    }
+}
+
+/// The body of a response, whose request is under way until it was sent.
+pub(super) struct RunningBody {
+    pub(super) body: Body,
+    pub(super) _running: Running,
+}
+
+impl HttpBody for RunningBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, thread};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    async fn has_lost(entered: &Entered) -> bool {
+        timeout(Duration::from_millis(1), entered.gives_way()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn idle_connections_of_the_address_with_most_of_them_give_way() {
+        let connections = Connections::new(4);
+        let enter = |last| connections.enter(address(last));
+        let honest = enter(1).unwrap();
+        let [first, second, third] = [2, 2, 2].map(|last| enter(last).unwrap());
+        assert!(matches!(enter(2), Err(NoPlace::Later(_))), "each has its moment");
+        thread::sleep(LEAST_IDLE);
+        let _fifth = enter(2).unwrap();
+        assert!(has_lost(&first).await, "it has waited longest");
+        assert!(!has_lost(&second).await && !has_lost(&honest).await);
+        // A request under way stays, whoever has it.
+        let running = second.begin();
+        let _sixth = enter(3).unwrap();
+        assert!(has_lost(&third).await && !has_lost(&second).await);
+        drop(running);
+        thread::sleep(LEAST_IDLE);
+        // Idle since then only.
+        let _seventh = enter(3).unwrap();
+        assert!(!has_lost(&second).await);
+    }
+
+    #[tokio::test]
+    async fn nobody_enters_where_a_request_is_under_way_on_every_connection() {
+        let connections = Connections::new(2);
+        let held: Vec<_> = (0..2).map(|last| connections.enter(address(last)).unwrap()).collect();
+        let running: Vec<_> = held.iter().map(Entered::begin).collect();
+        assert_eq!(connections.enter(address(9)).err(), Some(NoPlace::Full));
+        drop(running);
+        thread::sleep(LEAST_IDLE);
+        assert!(connections.enter(address(9)).is_ok());
+        drop(held);
+        assert_eq!(connections.lock().open.len(), 0, "those that are gone have no place");
+    }
+}

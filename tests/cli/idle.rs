@@ -1,0 +1,49 @@
+//! What a formed group costs while nobody asks it anything.
+#![cfg(target_os = "linux")]
+
+use std::{fs, thread, time::Duration};
+
+use crate::{
+    cluster::{Scene, TLS},
+    harness::convert,
+    running::{Running, ask},
+};
+
+/// Seconds for which the processes are watched; `SHARDPACK_IDLE` for more.
+const WATCHED_SECONDS: u64 = 10;
+
+/// Most processor time of a process, in hundredths of one core.
+const MOST_PERCENT: f64 = 1.0;
+
+/// Processor time of a process, in clock ticks of 10 ms.
+fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name may hold anything; what follows it does not.
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the figures are worth their lines")]
+fn a_formed_and_idle_group_costs_next_to_nothing() {
+    let scene = Scene::new();
+    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let nodes = scene.pair(&TLS);
+    scene.push(&set);
+    let server = Running::serve(&set, &[&["--nodes", "a,b"], &scene.choice()[..]].concat());
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    let ranks = nodes.iter().flat_map(Running::children).map(|pid| ("rank", pid));
+    let nodes = nodes.iter().map(|node| ("node", node.id()));
+    let watched: Vec<_> = ranks.chain(nodes).chain([("server", server.id())]).collect();
+    assert_eq!(watched.len(), 5);
+    // What follows an answer is over by then.
+    thread::sleep(Duration::from_secs(2));
+    let seconds = std::env::var("SHARDPACK_IDLE").map_or(WATCHED_SECONDS, |it| it.parse().unwrap());
+    let before: Vec<u64> = watched.iter().map(|(_, pid)| ticks(*pid)).collect();
+    thread::sleep(Duration::from_secs(seconds));
+    for ((name, pid), before) in watched.iter().zip(before) {
+        let percent = (ticks(*pid) - before) as f64 / seconds as f64;
+        println!("{name}: {percent:.2} % of a core over {seconds} s");
+        assert!(percent <= MOST_PERCENT, "{name}: {percent} %");
+    }
+}
