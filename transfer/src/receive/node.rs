@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -52,6 +52,8 @@ const UNAUTHENTICATED_SLOTS_PER_ADDRESS: usize = 8;
 
 /// A pause after a failed accept, which may fail again at once (no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long a new connection waits for the threads of evicted ones to end.
+const EVICTION_WAIT: Duration = Duration::from_secs(2);
 
 /// How a node behaves.
 pub struct NodeOptions {
@@ -202,16 +204,22 @@ impl Shutdown {
     }
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
-    /// A connection from an address in `unauthenticated` has yet to authenticate.
+    /// A connection from an address in `unauthenticated` has yet to authenticate. Those that it evicts
+    /// end in a moment, which it waits for: on a busy machine their threads may not have run yet.
     fn register(
         &self,
         stream: &TcpStream,
         unauthenticated: Option<IpAddr>,
     ) -> Option<Registration<'_>> {
-        let clone = stream.try_clone().ok()?;
-        let authentication = match unauthenticated {
-            Some(ip) => Authentication::Pending(self.inner.unauthenticated.enter(ip, stream)?),
-            None => Authentication::Done,
+        let begun = Instant::now();
+        let (clone, authentication) = loop {
+            if let Some(entered) = self.enter(stream, unauthenticated) {
+                break entered;
+            }
+            if self.is_stopped() || begun.elapsed() > EVICTION_WAIT {
+                return None;
+            }
+            thread::sleep(ACCEPT_PAUSE);
         };
         let mut connections = lock(&self.inner.connections);
         if self.is_stopped() {
@@ -223,6 +231,21 @@ impl Shutdown {
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
         connections.streams.insert(number, clone);
         Some(Registration { shutdown: self, number, authentication })
+    }
+
+    /// A second handle of the stream, and a slot if its caller has yet to authenticate; nothing where
+    /// descriptors or slots are held by evicted connections.
+    fn enter(
+        &self,
+        stream: &TcpStream,
+        unauthenticated: Option<IpAddr>,
+    ) -> Option<(TcpStream, Authentication)> {
+        let clone = stream.try_clone().ok()?;
+        let authentication = match unauthenticated {
+            Some(ip) => Authentication::Pending(self.inner.unauthenticated.enter(ip, stream)?),
+            None => Authentication::Done,
+        };
+        Some((clone, authentication))
     }
 }
 
