@@ -2,9 +2,11 @@
 //! packages without these files too.
 
 mod embedding;
+mod prompt_length;
 mod tokenizer_info;
 
 pub use embedding::LongText;
+pub use prompt_length::PromptLength;
 
 use std::{
     fs::File,
@@ -141,7 +143,7 @@ pub enum PromptError {
         /// The model's context length.
         max_positions: u32,
         /// The prompt's tokens.
-        prompt_tokens: usize,
+        prompt_tokens: PromptLength,
     },
 }
 
@@ -364,7 +366,7 @@ impl ChatModel {
         request: &ChatRequest,
     ) -> Result<(Vec<TokenId>, Vec<&'static str>), PromptError> {
         let Rendered { text, adjustments } = self.render(request)?;
-        Ok((self.check_prompt(self.encode(&text)?)?, adjustments))
+        Ok((self.encode_prompt(&text)?, adjustments))
     }
 
     /// The tokens of a text.
@@ -379,7 +381,8 @@ impl ChatModel {
         }
         if prompt.len() >= self.max_positions as usize {
             let max_positions = self.max_positions;
-            return Err(PromptError::TooLong { max_positions, prompt_tokens: prompt.len() });
+            let prompt_tokens = PromptLength::Exactly(prompt.len());
+            return Err(PromptError::TooLong { max_positions, prompt_tokens });
         }
         self.check_vocabulary(prompt)
     }

@@ -67,6 +67,9 @@ impl ChatModel {
         text: &str,
         long: LongText,
     ) -> Result<Vec<TokenId>, PromptError> {
+        if long == LongText::Refuse {
+            self.check_first_part(text)?;
+        }
         let whole = self.vocabulary.encode_special(text).map_err(PromptError::Encode)?;
         let most = self.max_positions as usize;
         if whole.len() <= most || long == LongText::Refuse {

@@ -165,7 +165,10 @@ fn prompts_that_cannot_be_continued_are_refused() {
     };
     assert!(matches!(prompt("{# nothing #}", 9), Err(PromptError::Empty)));
     assert_eq!(prompt("<|im_end|>", 2).unwrap().0, [TokenId(2)]);
-    assert!(matches!(prompt("<|im_end|>", 1), Err(PromptError::TooLong { prompt_tokens: 1, .. })));
+    assert!(matches!(
+        prompt("<|im_end|>", 1),
+        Err(PromptError::TooLong { prompt_tokens: PromptLength::Exactly(1), .. })
+    ));
     let error = prompt("{{ raise_exception('only poems') }}", 9).unwrap_err();
     assert!(error.to_string().ends_with("refuses this conversation: only poems"), "{error}");
     let small = open(&[
@@ -174,4 +177,23 @@ fn prompts_that_cannot_be_continued_are_refused() {
     ]);
     let error = small.unwrap().prompt(&request(&[])).unwrap_err();
     assert!(matches!(error, PromptError::Vocabulary { token: 2, vocab_size: 2 }));
+}
+
+#[test]
+fn a_prompt_that_is_far_too_long_is_refused_by_its_first_part() {
+    let mut model = open(&[(TEMPLATE, "<|im_end|>")]).unwrap();
+    model.limit_positions(100);
+    let text = "<|im_end|>".repeat(200_000);
+    let begun = std::time::Instant::now();
+    let error = model.encode_prompt(&text).unwrap_err();
+    let first = begun.elapsed();
+    assert!(error.to_string().contains("have more than"), "{error}");
+    let begun = std::time::Instant::now();
+    let whole = model.encode(&text).unwrap().len();
+    let all = begun.elapsed();
+    assert_eq!(whole, 200_000);
+    assert!(first < all / 5, "{first:?}, all of it {all:?}");
+    // What is only a little too long is counted.
+    let error = model.encode_prompt(&text[..1200]).unwrap_err();
+    assert!(error.to_string().contains("have 120:"), "{error}");
 }

@@ -397,7 +397,6 @@ impl ServedModel {
 
     /// The tokenized prompts of a request, and what was changed in its conversation.
     pub(super) fn prompts(&self, parsed: &ParsedRequest) -> Result<Prompts, ApiError> {
-        let check = |prompt| self.model.check_prompt(prompt);
         match &parsed.prompt {
             Prompt::Conversation => {
                 let prompt = self.model.prompt(&parsed.request);
@@ -409,8 +408,8 @@ impl ServedModel {
             Prompt::Raw(prompts) => prompts
                 .iter()
                 .map(|prompt| match prompt {
-                    RawPrompt::Text(text) => self.model.encode(text).and_then(check),
-                    RawPrompt::Tokens(tokens) => check(tokens.clone()),
+                    RawPrompt::Text(text) => self.model.encode_prompt(text),
+                    RawPrompt::Tokens(tokens) => self.model.check_prompt(tokens.clone()),
                 })
                 .map(|prompt| prompt.map_err(|error| prompt_error(&error, &parsed.writer_options)))
                 .collect::<Result<_, _>>()
