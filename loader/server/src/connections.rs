@@ -137,6 +137,16 @@ impl Entered {
         Running(Arc::clone(self))
     }
 
+    /// For how long no request has been under way; nothing while one is.
+    pub(super) fn idle(&self) -> Option<Duration> {
+        match self.connections.lock().open.get(&self.number) {
+            Some(place) if place.running > 0 => None,
+            Some(place) => Some(place.idle_since.elapsed()),
+            // It gives way.
+            None => Some(Duration::MAX),
+        }
+    }
+
     fn change(&self, change: impl FnOnce(&mut Place)) {
         if let Some(place) = self.connections.lock().open.get_mut(&self.number) {
             change(place);

@@ -14,6 +14,7 @@ mod connections;
 mod dialect;
 mod error;
 mod generation;
+mod http2;
 mod keys;
 mod limits;
 mod metrics;

@@ -18,6 +18,7 @@ use hyper::{
 };
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulConnection,
     service::TowerToHyperService,
 };
 use tokio::{
@@ -31,6 +32,7 @@ use tokio::{
 use super::{
     app::{AppState, Server},
     connections::{Connections, Entered, NoPlace, RunningBody},
+    http2::{self, HttpVersion},
 };
 
 /// Time to flush the last bytes once every response is complete or aborted.
@@ -144,46 +146,83 @@ async fn attend(
     entered: Arc<Entered>,
     closed: watch::Receiver<()>,
 ) {
+    let head_timeout = app.limits.head_timeout;
     match &app.tls {
-        None => converse(connection, router, app.limits.head_timeout, entered, closed).await,
+        None => {
+            if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {
+                converse(version, connection, router, head_timeout, entered, closed).await;
+            }
+        }
         Some(tls) => {
             // One that fails is its caller's affair.
             if let Ok(connection) = tls.accept(connection).await {
-                converse(connection, router, app.limits.head_timeout, entered, closed).await;
+                let version = HttpVersion::negotiated(connection.get_ref().1.alpn_protocol());
+                converse(version, connection, router, head_timeout, entered, closed).await;
             }
         }
     }
 }
 
 async fn converse(
+    version: HttpVersion,
     connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     head_timeout: Duration,
     entered: Arc<Entered>,
-    mut closed: watch::Receiver<()>,
+    closed: watch::Receiver<()>,
 ) {
-    let router = TowerToHyperService::new(router);
+    let (router, own) = (TowerToHyperService::new(router), Arc::clone(&entered));
     let service = service_fn(move |request: Request<Incoming>| {
-        let running = entered.begin();
+        let running = own.begin();
         let response = router.call(request);
         async move {
             let response: Result<Response, Infallible> = response.await;
             response.map(|response| response.map(|body| RunningBody { body, _running: running }))
         }
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
-        .serve_connection(TokioIo::new(connection), service);
+    let connection = TokioIo::new(connection);
+    match version {
+        HttpVersion::One => {
+            let mut builder = http1::Builder::new();
+            let builder = builder.timer(TokioTimer::new()).header_read_timeout(head_timeout);
+            let connection = builder.serve_connection(connection, service);
+            drive(connection, head_timeout, &entered, closed).await;
+        }
+        HttpVersion::Two => {
+            let connection = http2::builder().serve_connection(connection, service);
+            drive(connection, head_timeout, &entered, closed).await;
+        }
+    }
+}
+
+/// Runs a connection until it ends, or has been idle for so long, or the server closes.
+async fn drive(
+    connection: impl GracefulConnection,
+    idle_timeout: Duration,
+    entered: &Entered,
+    mut closed: watch::Receiver<()>,
+) {
     let mut connection = pin!(connection);
-    tokio::select! {
-        // What a client does wrong is its own affair.
-        _ = connection.as_mut() => return,
-        // An error: the sender is gone.
-        _ = closed.changed() => {}
+    loop {
+        let idle = entered.idle();
+        if idle.is_some_and(|idle| idle >= idle_timeout) {
+            break;
+        }
+        tokio::select! {
+            // What a client does wrong is its own affair.
+            _ = connection.as_mut() => return,
+            // An error: the sender is gone.
+            _ = closed.changed() => break,
+            () = sleep(idle_timeout.saturating_sub(idle.unwrap_or_default())) => {}
+        }
     }
     connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    while timeout(CLOSE_TIMEOUT, connection.as_mut()).await.is_err() {
+        // One that says nothing does not confirm that it is closed either.
+        if entered.idle().is_some() {
+            return;
+        }
+    }
 }
 
 /// [`serve`] on a runtime of its own, for callers without one; returns when it does.

@@ -206,7 +206,7 @@ fn config([certificate, key]: &[PathBuf; 2]) -> Result<ServerConfig, TlsError> {
         .with_no_client_auth()
         .with_single_cert(chain, private)
         .map_err(pair_error)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![super::http2::ALPN.to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
 

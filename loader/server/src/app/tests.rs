@@ -17,6 +17,7 @@ mod doors;
 mod embeddings;
 mod families;
 mod hosted;
+mod http2;
 mod models;
 mod ollama;
 mod operation;

@@ -1,0 +1,79 @@
+//! HTTP/2: which connections speak it, and what one of them may take. Over TLS it is negotiated; without
+//! TLS a client begins with its preface, since it knows that the server speaks it.
+//!
+//! The streams of a connection share its place. Heads, bodies, slots and deadlines are those of
+//! requests over HTTP/1.1.
+
+use std::time::Duration;
+
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+/// What a client sends first, as of section 3.4 of RFC 9113.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Pause before a preface is looked at again of which a part has come.
+const PREFACE_PAUSE: Duration = Duration::from_millis(5);
+/// Name of HTTP/2 in a TLS handshake.
+pub(super) const ALPN: &[u8] = b"h2";
+/// Requests at once on one connection.
+const STREAMS: u32 = 128;
+/// Bytes of a request's head.
+const HEAD_BYTES: u32 = 64 << 10;
+/// Bytes that a connection's requests may send before they are read, all streams together.
+const WINDOW_BYTES: u32 = 256 << 10;
+/// Bytes of a response that wait to be sent.
+const SEND_BYTES: usize = 64 << 10;
+/// Interval and deadline of pings: a client that is gone frees its streams.
+const PING: Duration = Duration::from_secs(20);
+
+/// The version of HTTP that a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HttpVersion {
+    One,
+    Two,
+}
+
+impl HttpVersion {
+    /// The version that a TLS handshake ended with.
+    pub(super) fn negotiated(alpn: Option<&[u8]>) -> Self {
+        if alpn == Some(ALPN) { Self::Two } else { Self::One }
+    }
+
+    /// The version of a connection without TLS, by its first bytes; nothing if they do not come within
+    /// `limit`.
+    pub(super) async fn peek(connection: &TcpStream, limit: Duration) -> Option<Self> {
+        let first = async {
+            let mut bytes = [0; PREFACE.len()];
+            loop {
+                // Whoever reads next finds the error, or the end.
+                let Ok(count @ 1..) = connection.peek(&mut bytes).await else { return Self::One };
+                if bytes[..count] != PREFACE[..count] {
+                    return Self::One;
+                }
+                if count == PREFACE.len() {
+                    return Self::Two;
+                }
+                sleep(PREFACE_PAUSE).await;
+            }
+        };
+        timeout(limit, first).await.ok()
+    }
+}
+
+/// How connections are served.
+pub(super) fn builder() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEAD_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(SEND_BYTES)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING);
+    builder
+}
