@@ -2,9 +2,9 @@
 //!
 //! A connection without a request under way is idle: it has not finished its handshake or the head of its
 //! first request, or it is kept for the next one. When all places are taken, the idle connection that
-//! has waited longest gives way to the new one, of the address that has most of them. A request under
-//! way is never cut off. So connections that say nothing, or trickle, cost an honest caller nothing,
-//! however many there are.
+//! has waited longest gives way to the new one, of the address that has most of them, and one that has
+//! not said a word before all others. A request under way is never cut off. So connections that say
+//! nothing, or trickle, cost an honest caller nothing, however many there are.
 
 use std::{
     collections::BTreeMap,
@@ -30,6 +30,10 @@ const LEAST: u64 = 16;
 /// at once, however many others come meanwhile. These wait to be accepted.
 const LEAST_IDLE: Duration = Duration::from_millis(50);
 
+/// The same for a connection that has not said a word. A client's first bytes follow its last packet of
+/// TCP's handshake at once, so they are there when the connection is accepted, or a moment later.
+const LEAST_SILENT: Duration = Duration::from_millis(5);
+
 /// The open connections of a server.
 pub(super) struct Connections {
     most: usize,
@@ -46,6 +50,8 @@ struct Places {
 struct Place {
     address: IpAddr,
     running: u32,
+    /// Whether anything has come from it.
+    has_spoken: bool,
     /// Since when it has been idle.
     idle_since: Instant,
     gives_way: Arc<Notify>,
@@ -71,7 +77,7 @@ impl Connections {
         places.next += 1;
         let gives_way = Arc::new(Notify::new());
         let (idle_since, told) = (Instant::now(), Arc::clone(&gives_way));
-        places.open.insert(number, Place { address, running: 0, idle_since, gives_way });
+        places.open.insert(number, Place::new(address, idle_since, gives_way));
         drop(places);
         Ok(Arc::new(Entered { connections: Arc::clone(self), number, gives_way: told }))
     }
@@ -95,22 +101,37 @@ pub(super) enum NoPlace {
     Later(Duration),
 }
 
+impl Place {
+    const fn new(address: IpAddr, idle_since: Instant, gives_way: Arc<Notify>) -> Self {
+        Self { address, running: 0, has_spoken: false, idle_since, gives_way }
+    }
+
+    /// Until when it keeps its place.
+    fn kept_until(&self) -> Instant {
+        self.idle_since + if self.has_spoken { LEAST_IDLE } else { LEAST_SILENT }
+    }
+}
+
 impl Places {
     fn make_room(&mut self, now: Instant) -> Result<(), NoPlace> {
-        let mut idle_of: BTreeMap<IpAddr, usize> = BTreeMap::new();
         let idle = || self.open.iter().filter(|(_, place)| place.running == 0);
+        let soonest = idle().map(|(_, place)| place.kept_until()).min().ok_or(NoPlace::Full)?;
+        if soonest > now {
+            return Err(NoPlace::Later(soonest - now));
+        }
+        let may_go = || idle().filter(|(_, place)| place.kept_until() <= now);
+        let has_silent = may_go().any(|(_, place)| !place.has_spoken);
+        let may_go = || may_go().filter(|(_, place)| !(has_silent && place.has_spoken));
+        let mut number_of: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for (_, place) in idle() {
-            *idle_of.entry(place.address).or_default() += 1;
+            *number_of.entry(place.address).or_default() += 1;
         }
-        let most = idle_of.values().max().ok_or(NoPlace::Full)?;
-        let longest = idle()
-            .filter(|(_, place)| idle_of[&place.address] == *most)
-            .min_by_key(|(_, place)| place.idle_since)
-            .map(|(number, place)| (*number, place.idle_since + LEAST_IDLE));
-        let (number, until) = longest.ok_or(NoPlace::Full)?;
-        if until > now {
-            return Err(NoPlace::Later(until - now));
-        }
+        let number_of = |place: &Place| number_of.get(&place.address).copied();
+        let most = may_go().filter_map(|(_, place)| number_of(place)).max();
+        let longest = may_go()
+            .filter(|(_, place)| number_of(place) == most)
+            .min_by_key(|(_, place)| place.idle_since);
+        let number = longest.map(|(number, _)| *number).ok_or(NoPlace::Full)?;
         if let Some(place) = self.open.remove(&number) {
             place.gives_way.notify_one();
         }
@@ -129,6 +150,11 @@ impl Entered {
     /// Ready when the connection is to give way.
     pub(super) async fn gives_way(&self) {
         self.gives_way.notified().await;
+    }
+
+    /// Something has come from it.
+    pub(super) fn has_spoken(&self) {
+        self.change(|place| place.has_spoken = true);
     }
 
     /// A request is under way until what is returned is dropped.
@@ -220,20 +246,41 @@ mod tests {
         let enter = |last| connections.enter(address(last));
         let honest = enter(1).unwrap();
         let [first, second, third] = [2, 2, 2].map(|last| enter(last).unwrap());
+        for entered in [&honest, &first, &second, &third] {
+            entered.has_spoken();
+        }
         assert!(matches!(enter(2), Err(NoPlace::Later(_))), "each has its moment");
         thread::sleep(LEAST_IDLE);
-        let _fifth = enter(2).unwrap();
+        let fifth = enter(2).unwrap();
+        fifth.has_spoken();
         assert!(has_lost(&first).await, "it has waited longest");
         assert!(!has_lost(&second).await && !has_lost(&honest).await);
         // A request under way stays, whoever has it.
         let running = second.begin();
-        let _sixth = enter(3).unwrap();
+        let sixth = enter(3).unwrap();
+        sixth.has_spoken();
         assert!(has_lost(&third).await && !has_lost(&second).await);
         drop(running);
         thread::sleep(LEAST_IDLE);
         // Idle since then only.
         let _seventh = enter(3).unwrap();
         assert!(!has_lost(&second).await);
+    }
+
+    #[tokio::test]
+    async fn those_that_have_said_nothing_give_way_first() {
+        let connections = Connections::new(4);
+        let enter = |last| connections.enter(address(last));
+        let spoken = [1, 1, 1].map(|last| enter(last).unwrap());
+        spoken.iter().for_each(|entered| entered.has_spoken());
+        let silent = enter(2).unwrap();
+        assert!(matches!(enter(3), Err(NoPlace::Later(wait)) if wait <= LEAST_SILENT));
+        thread::sleep(LEAST_IDLE);
+        let _fifth = enter(3).unwrap();
+        assert!(has_lost(&silent).await, "though another address has more");
+        for entered in &spoken {
+            assert!(!has_lost(entered).await);
+        }
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::{
+    io::Interest,
     net::TcpStream,
     time::{sleep, timeout},
 };
@@ -56,6 +57,11 @@ impl HttpVersion {
                 }
                 if count == PREFACE.len() {
                     return Self::Two;
+                }
+                // Nothing follows what a client sent before it closed.
+                let ready = connection.ready(Interest::READABLE).await;
+                if ready.is_ok_and(|ready| ready.is_read_closed()) {
+                    return Self::One;
                 }
                 sleep(PREFACE_PAUSE).await;
             }

@@ -147,6 +147,11 @@ async fn attend(
     closed: watch::Receiver<()>,
 ) {
     let head_timeout = app.limits.head_timeout;
+    // An error is found by whoever reads next.
+    if timeout(head_timeout, connection.readable()).await.is_err() {
+        return;
+    }
+    entered.has_spoken();
     match &app.tls {
         None => {
             if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {

@@ -163,3 +163,13 @@ async fn idle_connections_give_way_and_those_with_a_request_stay() {
     let (status, body) = running.await.unwrap();
     assert!(status == StatusCode::OK && body.ends_with("data: [DONE]\n\n"), "{body}");
 }
+
+#[tokio::test]
+async fn a_client_that_leaves_within_the_preface_leaves_nothing_behind() {
+    let server = says(ServerLimits::default());
+    let mut half = TcpStream::connect(server.address).await.unwrap();
+    half.write_all(&PREFACE[..1]).await.unwrap();
+    half.shutdown().await.unwrap();
+    // It is closed from the other side too, long before a head would have to be there.
+    let _ = timeout(SOON, half.read_to_end(&mut Vec::new())).await.unwrap();
+}
