@@ -51,6 +51,16 @@ darwin:
 macho:
     tests/macho.sh
 
+# The server's door under a flood of connections and large bodies.
+flood *arguments:
+    cargo build --release --quiet
+    python3 tests/flood.py target/release/shardpack {{arguments}}
+
+# 10,000 requests whose clients leave at any moment: nothing is left behind.
+leaks requests="10000":
+    cargo build --release --quiet
+    python3 tests/interop/leaks.py target/release/shardpack {{requests}}
+
 # The previous release and this one, each with nodes of the other (`just previous COMMIT|PROGRAM` for another
 # one).
 previous *which:

@@ -18,6 +18,7 @@ import time
 import urllib.request
 
 import anthropic
+import httpx
 import openai
 
 data = pathlib.Path(__file__).parent.parent / "data"
@@ -297,6 +298,23 @@ def real_model(set_):
             assert client.responses.create(model="m", input=reference, temperature=0).output_text == words
 
 
+def over_http2(url):
+    """The same client over one HTTP/2 connection, many requests at once."""
+    versions = []
+    http = httpx.Client(http1=False, http2=True, event_hooks={"response": [lambda reply: versions.append(reply.http_version)]})
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
+    openai_chat(client)
+    answers = []
+    ask = lambda: answers.append(client.chat.completions.create(model="m", messages=user("Hi")).choices[0].message.content)
+    threads = [threading.Thread(target=ask) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == ["Hello there."] * 32, answers
+    assert set(versions) == {"HTTP/2"}, set(versions)
+
+
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -314,6 +332,7 @@ def main():
             tools(client, claude)
             going_on(client, claude)
             structured_output(client)
+            over_http2(server.url)
             json.load(urllib.request.urlopen(server.root + "/openapi.json"))
         encrypted(set_, script, folder)
         keys_and_retries(set_, script, folder)

@@ -5,11 +5,14 @@
 CHROMIUM is a program; an empty text is the one that playwright has installed.
 """
 
+import http.server
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.request
 
 from playwright.sync_api import expect, sync_playwright
 
@@ -77,6 +80,94 @@ def shows_ranks(browser, set_):
         process.wait(30)
 
 
+# What a page of a stranger's tries on a server on the reader's machine.
+TRIES = """async url => {
+    const body = JSON.stringify({messages: [{role: "user", content: "Hi"}]});
+    const chat = url + "v1/chat/completions";
+    const tried = {};
+    const outcome = async (name, made) => {
+        try { const reply = await made; tried[name] = reply.type + " " + reply.status + " " + await reply.text(); }
+        catch (error) { tried[name] = "refused"; }
+    };
+    await outcome("read models", fetch(url + "v1/models"));
+    await outcome("read stats", fetch(url + "stats"));
+    await outcome("ask", fetch(chat, {method: "POST", body, headers: {"content-type": "application/json"}}));
+    await outcome("ask as text", fetch(chat, {method: "POST", body, mode: "no-cors"}));
+    await outcome("ask as a form", fetch(chat, {method: "POST", body: new URLSearchParams({body}), mode: "no-cors"}));
+    await outcome("unload", fetch(url + "v1/models/unload", {method: "POST", body: "{}", mode: "no-cors"}));
+    navigator.sendBeacon(chat, body);
+    const frame = document.createElement("iframe");
+    frame.name = "frame";
+    document.body.append(frame);
+    const form = document.createElement("form");
+    Object.assign(form, {action: chat, method: "post", enctype: "text/plain", target: "frame"});
+    const field = document.createElement("input");
+    Object.assign(field, {name: body.slice(0, -1) + ',"x":"', value: '"}'});
+    form.append(field);
+    document.body.append(form);
+    form.submit();
+    await new Promise(done => { frame.onload = done; setTimeout(done, 3000); });
+    return tried;
+}"""
+
+
+def answered(url):
+    """How many requests to chat were answered with each status."""
+    lines = urllib.request.urlopen(url + "metrics").read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if 'path="/v1/chat/completions"' in line and "status=" in line:
+            status = line.partition('status="')[2].partition('"')[0]
+            found[status] = found.get(status, 0) + int(float(line.rpartition(" ")[2]))
+    return found
+
+
+def strangers_are_kept_out(playwright, url):
+    """A page of another site, and one whose name leads to this machine (DNS rebinding), read and spend
+    nothing on a server without keys."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>stranger</title><body></body>")
+
+        def log_message(self, *_):
+            pass
+
+    stranger = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=stranger.serve_forever, daemon=True).start()
+    rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+    browser = playwright.chromium.launch(executable_path=chromium or None, args=["--no-sandbox", rules])
+    try:
+        before = answered(url)
+        page = browser.new_page()
+        page.goto(f"http://evil.example:{stranger.server_port}/")
+        tried = page.evaluate(TRIES, url)
+        for name, outcome in tried.items():
+            # What is opaque cannot be read.
+            assert outcome in ("refused", "opaque 0 "), (name, outcome)
+        # The name leads to the server now: the browser takes its answers for the stranger's own.
+        port = url.rstrip("/").rpartition(":")[2]
+        rebound = f"http://evil.example:{port}/"
+        assert page.goto(rebound + "v1/models").status == 403
+        tried = page.evaluate(TRIES, rebound)
+        for name, outcome in tried.items():
+            assert outcome == "refused" or " 403 " in outcome and "host_not_allowed" in outcome, (name, outcome)
+        after = answered(url)
+        assert after.get("200", 0) == before.get("200", 0), (before, after)
+        refused = sum(after.values()) - sum(before.values())
+        assert refused >= 4, f"the tries did not reach the server: {before} {after}"
+        # The server's own page may ask.
+        page.goto(url)
+        assert page.evaluate(TRIES, url)["ask"].startswith("basic 200 ")
+    finally:
+        browser.close()
+        stranger.shutdown()
+    print(f"page: another site's page and a rebound name read and spend nothing ({refused} tries refused)")
+
+
 def main():
     screenshots.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
@@ -103,6 +194,7 @@ def main():
                     assert not faults, faults
                 shows_ranks(browser, set_)
                 browser.close()
+                strangers_are_kept_out(playwright, url)
         finally:
             process.terminate()
             process.wait(30)

@@ -36,7 +36,7 @@ tokenizers() (
     target/interop-tokenizers/bin/python tests/interop/tokenizers_agree.py "$program"
 )
 clients() (
-    environment target/interop-clients anthropic 'openai==3.54.0' 'anthropic==2.12.0'
+    environment target/interop-clients h2 'openai==3.54.0' 'anthropic==2.12.0' 'h2==4.4.1'
     target/interop-clients/bin/python tests/interop/clients.py "$program"
 )
 agents() (
@@ -48,15 +48,19 @@ api() (
 )
 page() (
     environment target/interop-page playwright 'playwright==1.65.2'
-    chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
-    if [ -z "$chromium" ]; then
+    chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+    if ! chromium >target/interop-page/browser.log && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        { apt-get update && apt-get install -y --no-install-recommends chromium; } >target/interop-page/browser.log 2>&1 || true
+    fi
+    if ! chromium >/dev/null; then
         # The browser's own libraries need root.
         deps=$([ "$(id -u)" = 0 ] && echo --with-deps || true)
-        target/interop-page/bin/playwright install $deps chromium >target/interop-page/browser.log 2>&1 || {
+        target/interop-page/bin/playwright install $deps chromium >>target/interop-page/browser.log 2>&1 || {
             tail -5 target/interop-page/browser.log >&2
-            skip chromium "page: there is no Chromium, and playwright cannot install it"
+            skip chromium "page: there is no Chromium, and neither Debian nor playwright gives it"
         }
     fi
+    chromium=$(chromium || true)
     target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots
 )
 package_format() (
@@ -66,6 +70,9 @@ package_format() (
 load() (
     # Says what it measures; how long a busy machine takes is no failure.
     python3 tests/interop/load.py "$program"
+    [ "$(uname -s)" = Linux ] || return 0
+    python3 tests/interop/leaks.py "$program"
+    python3 tests/flood.py "$program" --quick --silent 1000 --heads 200 --bodies 100 --seconds 4 --health 1000
 )
 command -v python3 >/dev/null || skip python3 "interop: there is no python3"
 package_format
