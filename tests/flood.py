@@ -2,7 +2,7 @@
 
     flood.py SHARDPACK [--silent N] [--heads N] [--bodies N] [--seconds S] [--quick]
 
-For TLS and plain, from one address and from 60, with 256 descriptors and with 65,536: honest requests,
+For TLS and plain, from one address and from 60, with 256 descriptors and with 65,536 (or the most allowed): honest requests,
 `/health`, and a rank that is killed meanwhile. Then 100 bodies of 8 MB at once, and a prompt of 100 MB.
 Prints what it measures and fails where the bounds do not hold: an honest request within a second more
 than on a quiet server, and half of those to `/health` within 100 ms and 99 of 100 within `--health`
@@ -46,6 +46,8 @@ def ask(port, tls, path, body=None):
         # The end belongs to the answer.
         while connection.recv(65536):
             pass
+    if not answer:
+        raise ConnectionError("closed without an answer")
     return int(answer.split()[1]), time.perf_counter() - begun
 
 
@@ -297,7 +299,7 @@ def main():
         make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=localhost", "-days", "2", "-keyout", pem, "-out", folder / "cert.pem"]
         subprocess.run(make, check=True, capture_output=True)
         pem.write_text(pem.read_text() + (folder / "cert.pem").read_text())
-        for descriptors in (256, 65536):
+        for descriptors in (256, min(most, 65536)):
             for tls in (False, True):
                 for addresses in (1, 60):
                     if not arguments.quick or (descriptors, tls, addresses) == (256, True, 60):

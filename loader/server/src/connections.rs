@@ -1,7 +1,7 @@
 //! The server's connections: how many there may be, and which of them gives way.
 //!
-//! A connection without a request under way is idle: it has not finished its handshake or the head of its
-//! first request, or it is kept for the next one. When all places are taken, the idle connection that
+//! A connection without a request under way is idle: it has not finished its handshake, or the head or the
+//! body of its first request, or it is kept for the next one. When all places are taken, the idle connection that
 //! has waited longest gives way to the new one, of the address that has most of them, and one that has
 //! not said a word before all others. A request under way is never cut off. So connections that say
 //! nothing, or trickle, cost an honest caller nothing, however many there are.
@@ -11,12 +11,12 @@ use std::{
     net::IpAddr,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use axum::body::{Body, Bytes, HttpBody};
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Frame, Incoming, SizeHint};
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
@@ -32,7 +32,7 @@ const LEAST_IDLE: Duration = Duration::from_millis(50);
 
 /// The same for a connection that has not said a word. A client's first bytes follow its last packet of
 /// TCP's handshake at once, so they are there when the connection is accepted, or a moment later.
-const LEAST_SILENT: Duration = Duration::from_millis(5);
+const LEAST_SILENT: Duration = Duration::from_millis(20);
 
 /// The open connections of a server.
 pub(super) struct Connections {
@@ -49,10 +49,12 @@ struct Places {
 
 struct Place {
     address: IpAddr,
+    /// Requests under way, and how many of them have yet to send their body.
     running: u32,
+    receiving: u32,
     /// Whether anything has come from it.
     has_spoken: bool,
-    /// Since when it has been idle.
+    /// Since when it has been idle, or nothing has come of a body.
     idle_since: Instant,
     gives_way: Arc<Notify>,
 }
@@ -103,7 +105,11 @@ pub(super) enum NoPlace {
 
 impl Place {
     const fn new(address: IpAddr, idle_since: Instant, gives_way: Arc<Notify>) -> Self {
-        Self { address, running: 0, has_spoken: false, idle_since, gives_way }
+        Self { address, running: 0, receiving: 0, has_spoken: false, idle_since, gives_way }
+    }
+
+    const fn is_idle(&self) -> bool {
+        self.running == self.receiving
     }
 
     /// Until when it keeps its place.
@@ -114,7 +120,7 @@ impl Place {
 
 impl Places {
     fn make_room(&mut self, now: Instant) -> Result<(), NoPlace> {
-        let idle = || self.open.iter().filter(|(_, place)| place.running == 0);
+        let idle = || self.open.iter().filter(|(_, place)| place.is_idle());
         let soonest = idle().map(|(_, place)| place.kept_until()).min().ok_or(NoPlace::Full)?;
         if soonest > now {
             return Err(NoPlace::Later(soonest - now));
@@ -166,7 +172,7 @@ impl Entered {
     /// For how long no request has been under way; nothing while one is.
     pub(super) fn idle(&self) -> Option<Duration> {
         match self.connections.lock().open.get(&self.number) {
-            Some(place) if place.running > 0 => None,
+            Some(place) if !place.is_idle() => None,
             Some(place) => Some(place.idle_since.elapsed()),
             // It gives way.
             None => Some(Duration::MAX),
@@ -195,6 +201,61 @@ impl Drop for Running {
             place.running = place.running.saturating_sub(1);
             place.idle_since = Instant::now();
         });
+    }
+}
+
+/// The body of a request, which is not under way until it has come: whoever trickles computes nothing.
+pub(super) struct ReceivingBody {
+    body: Incoming,
+    receiving: Option<Receiving>,
+}
+
+impl ReceivingBody {
+    pub(super) fn new(body: Incoming, entered: &Arc<Entered>) -> Self {
+        let receiving = (!body.is_end_stream()).then(|| Receiving::new(entered));
+        Self { body, receiving }
+    }
+}
+
+impl HttpBody for ReceivingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.receiving = None;
+        } else if let Some(receiving) = &self.receiving {
+            receiving.0.change(|place| place.idle_since = Instant::now());
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A body that is on its way.
+struct Receiving(Arc<Entered>);
+
+impl Receiving {
+    fn new(entered: &Arc<Entered>) -> Self {
+        entered.change(|place| place.receiving += 1);
+        Self(Arc::clone(entered))
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.0.change(|place| place.receiving = place.receiving.saturating_sub(1));
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustix::net::{RecvFlags, recv};
 use tokio::{
     io::Interest,
     net::TcpStream,
@@ -36,6 +37,12 @@ const PING: Duration = Duration::from_secs(20);
 pub(super) enum HttpVersion {
     One,
     Two,
+}
+
+/// Whether a client's first bytes are there. The runtime does not know it yet of a new connection.
+pub(super) fn has_bytes(connection: &TcpStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    recv(connection, &mut [0_u8; 1], flags).is_ok_and(|(count, _)| count > 0)
 }
 
 impl HttpVersion {

@@ -31,7 +31,7 @@ use tokio::{
 
 use super::{
     app::{AppState, Server},
-    connections::{Connections, Entered, NoPlace, RunningBody},
+    connections::{Connections, Entered, NoPlace, ReceivingBody, RunningBody},
     http2::{self, HttpVersion},
 };
 
@@ -123,6 +123,10 @@ async fn accept(
         };
         // Closed at once where every connection has a request under way.
         let Ok(entered) = entered else { continue };
+        // Its task may not run for a while where there are many.
+        if http2::has_bytes(&connection) {
+            entered.has_spoken();
+        }
         // Tokens are small and must not wait for each other; without it they are only slower.
         let _ = connection.set_nodelay(true);
         let (router, closed, app) = (router.clone(), closing.subscribe(), Arc::clone(&app));
@@ -179,7 +183,7 @@ async fn converse(
     let (router, own) = (TowerToHyperService::new(router), Arc::clone(&entered));
     let service = service_fn(move |request: Request<Incoming>| {
         let running = own.begin();
-        let response = router.call(request);
+        let response = router.call(request.map(|body| ReceivingBody::new(body, &own)));
         async move {
             let response: Result<Response, Infallible> = response.await;
             response.map(|response| response.map(|body| RunningBody { body, _running: running }))

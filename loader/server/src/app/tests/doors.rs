@@ -138,8 +138,16 @@ fn silent_and_trickling_connections_cost_an_honest_caller_nothing() {
     let mut others: Vec<TcpStream> = Vec::new();
     for number in 0..300 {
         let mut other = TcpStream::connect(server.address).unwrap();
-        if number % 2 == 0 {
-            let _ = other.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc");
+        match number % 3 {
+            0 => {
+                let _ = other.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc");
+            }
+            // A body that does not come.
+            1 => {
+                let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
+                let _ = write!(other, "{head}content-length: 4000\r\n\r\n{{");
+            }
+            _ => {}
         }
         others.push(other);
         if number % 50 == 0 {
