@@ -95,6 +95,7 @@ smollm2 *parts:
 soak:
     SHARDPACK_FAULTS=200 cargo test --release --test cli streams_survive -- --nocapture
     SHARDPACK_KILLS=50 cargo test --release --test cli killed_at_random_moments -- --nocapture
+    SHARDPACK_SOAK_SECONDS=60 cargo test --release --test cli random_templates -- --nocapture
     tests/fuzz.sh 60
 
 # How a decode step grows with the delay of every message, against the messages that a step has.

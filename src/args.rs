@@ -24,6 +24,7 @@ mod serve;
 mod shared;
 mod sign;
 mod store;
+mod text_worker;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -55,6 +56,7 @@ pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
 pub(crate) use shared::{ClusterChoice, KvFormat, SourceArgs};
 pub(crate) use sign::{KeygenArgs, SignArgs};
 pub(crate) use store::{RemoveArgs, StoreArgs};
+pub(crate) use text_worker::TextWorkerArgs;
 pub(crate) use verify::VerifyArgs;
 
 /// Run the largest open models on a few machines: quantize, shard, push and serve.
@@ -149,6 +151,9 @@ pub(crate) enum Command {
     /// One rank of a self-test; started by `doctor`.
     #[command(hide = true)]
     SelfTest(SelfTestArgs),
+    /// The sandbox of a model's chat template and tokenizer; started by whoever needs one.
+    #[command(hide = true)]
+    TextWorker(TextWorkerArgs),
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    commands::text_worker::try_templates_in_sandboxes();
     let (result, json) = match cli.command {
         Command::Demo(args) => (commands::demo::run(&args), false),
         Command::Plan(args) => (commands::plan::run(&args), args.listing.form.json),
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Keys(args) => (commands::keys::run(&args), false),
         Command::Logits(args) => (commands::logits::run(&args), false),
         Command::Front(args) => (commands::front::run(&args), false),
+        Command::TextWorker(_) => (commands::text_worker::run(), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };
     result.unwrap_or_else(|failure| failure.report(json))

@@ -86,6 +86,14 @@ pub enum PlanError {
         /// The key.
         key: String,
     },
+    /// The chat template cannot even be tried.
+    #[error("{file}: {problem}")]
+    Template {
+        /// Its file.
+        file: &'static str,
+        /// What it did.
+        problem: String,
+    },
     /// The source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -214,7 +222,10 @@ impl Plan {
         }
         match chat::lookup(&source.text) {
             Ok(Some(templates)) => {
-                let problem = chat::probe(&templates, &source.special_tokens()).problem;
+                let probed = chat::probe(&templates, &source.special_tokens());
+                let file = templates.file;
+                let probed = probed.map_err(|problem| PlanError::Template { file, problem })?;
+                let problem = probed.problem;
                 warnings.extend(problem.map(|problem| format!("{}: {problem}", templates.file)));
             }
             Ok(None) => {}

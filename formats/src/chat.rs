@@ -1,7 +1,10 @@
 //! What a model's chat template can do, found out by rendering conversations with it, and where
 //! templates are kept. The answers are part of a package, so nothing here depends on the clock.
 
+mod prober;
 pub mod turn_end;
+
+pub use prober::{Prober, probe, probe_with};
 
 use std::{
     collections::BTreeMap,
@@ -132,9 +135,9 @@ pub fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     members.filter_map(token).collect()
 }
 
-/// Renders conversations and says what of them the model would see.
+/// Renders conversations in this process and says what of them the model would see.
 #[must_use]
-pub fn probe(templates: &Templates, specials: &BTreeMap<String, String>) -> Chat {
+pub fn probe_here(templates: &Templates, specials: &BTreeMap<String, String>) -> Chat {
     let parse = |source: &str| {
         let now = Arc::new(|| UNIX_EPOCH + PROBE_TIME);
         ChatTemplate::parse_with_clock(source, specials, now)
@@ -322,7 +325,7 @@ mod tests {
         let templates = lookup(&texts(&[(TEMPLATE_FILE, template)])).unwrap().unwrap();
         let specials = [("bos_token", "<s>"), ("eos_token", "</s>")];
         let specials = specials.map(|(name, token)| (name.to_owned(), token.to_owned()));
-        probe(&templates, &BTreeMap::from(specials))
+        probe_here(&templates, &BTreeMap::from(specials))
     }
 
     #[test]

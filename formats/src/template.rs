@@ -1,7 +1,8 @@
 //! Chat templates, rendered byte for byte as transformers renders them: its jinja2 environment,
 //! filters and functions over minijinja. Templates are foreign code: instructions, depth and
 //! output are bounded, and they see nothing but the conversation. What minijinja cannot bound is the
-//! memory of one value (`t ~ t`, over and over): a hostile template can still exhaust the process.
+//! memory of one value (`t ~ t`, over and over) and the stack of deep ones: a hostile template can end
+//! the process, so the program renders in a sandbox (`shardpack_chat::sandbox`).
 
 mod clock;
 mod jinja;

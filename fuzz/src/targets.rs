@@ -11,6 +11,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
+use shardpack_chat::{
+    sandbox::wire::{Frame, Reply, Request},
+    text::TokenTable,
+};
 use shardpack_cluster::probe_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
@@ -50,6 +54,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("quantization", quantization),
     ("records", records),
     ("rules", rules),
+    ("sandbox", sandbox),
     ("sentencepiece", sentencepiece),
     ("set", set),
     ("source", source),
@@ -415,6 +420,30 @@ fn pickle(data: &[u8]) {
             assert!(start + entry.size <= size, "{} lies beyond the end", entry.name);
         }
     }
+}
+
+/// A frame of a sandbox, as either side reads it, and its body as tokens and as a table of them.
+fn sandbox(data: &[u8]) {
+    let table = |bytes: &[u8]| {
+        if let Ok(table) = TokenTable::parse(bytes) {
+            assert_eq!(table.encode(), bytes);
+        }
+    };
+    table(data);
+    let Ok(frame) = Frame::read(&mut &data[..]) else { return };
+    let mut written = Vec::new();
+    frame.write(&mut written).expect("what was read is within its limits");
+    assert!(data.starts_with(&written));
+    if let Ok(request) = frame.message::<Request<'_>>() {
+        let again = Frame::new(&request, Vec::new()).expect("a request that was read");
+        assert_eq!(again.message::<Request<'_>>().expect("a request that was written"), request);
+    }
+    if let Ok(reply) = frame.owned::<Reply>() {
+        let again = Frame::new(&reply, Vec::new()).expect("a reply that was read");
+        assert_eq!(again.owned::<Reply>().expect("a reply that was written"), reply);
+    }
+    let _ = frame.tokens();
+    table(&frame.body);
 }
 
 /// A description of quantized weights and the stored tensors: `{"config": …, "tensors": {name:

@@ -8,14 +8,14 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_chat::ChatModel;
+use shardpack_chat::{ChatModel, PromptHome};
 use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
 };
 use shardpack_formats::normalise::ResolveError;
 use shardpack_manifests::PackageSet;
 
-use super::{Outcome, plan, rules, sign, threads};
+use super::{Outcome, plan, rules, sign, text_worker, threads};
 use crate::{
     args::{ConvertArgs, FormatArgs},
     failure::Failure,
@@ -141,7 +141,9 @@ pub(super) fn refused_text(set_folder: &Path, set: &PackageSet) -> Option<String
     if !folder.join("tokenizer.json").is_file() {
         return None;
     }
-    let error = anyhow::Error::from(ChatModel::open(&folder).err()?);
+    let sandbox = text_worker::program();
+    let opened = ChatModel::open_in(&folder, PromptHome::Sandboxed(&sandbox));
+    let error = anyhow::Error::from(opened.err()?);
     Some(format!("serve will refuse these packages: {error:#}"))
 }
 

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use shardpack_chat::PromptHome;
 
-use super::{package, store};
+use super::{package, store, text_worker};
 use crate::{args::EngineChoice, failure::Failure};
 
 /// Checks the draft model of an engine's arguments before anything is started.
@@ -39,6 +40,7 @@ pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
 
 /// Refuses a draft model with another tokenizer than the model in a package.
 pub(super) fn compare(draft: &Path, package: &Path) -> anyhow::Result<()> {
-    shardpack_chat::check_same_tokens(package, draft)
+    let sandbox = text_worker::program();
+    shardpack_chat::check_same_tokens(package, draft, PromptHome::Sandboxed(&sandbox))
         .with_context(|| format!("the draft model in {}", draft.display()))
 }

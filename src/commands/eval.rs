@@ -4,14 +4,14 @@ use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use shardpack_chat::tokenize;
+use shardpack_chat::{PromptHome, tokenize};
 use shardpack_engine::{
     engine::{LocalModel, memory_group},
     eval::{Estimate, EvalOptions, Evaluation, evaluate},
     loading::{OpenOptions, Package},
 };
 
-use super::{Outcome, package, store, threads};
+use super::{Outcome, package, store, text_worker, threads};
 use crate::{
     args::EvalArgs,
     failure::Failure,
@@ -26,7 +26,9 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let set = store::model(&args.set)?;
     let folder = package::members(&set)?.1.into_iter().next();
     let folder = folder.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
-    let (tokens, first) = tokenize(&folder, &text).map_err(|error| {
+    let sandbox = text_worker::program();
+    let tokenized = tokenize(&folder, &text, PromptHome::Sandboxed(&sandbox));
+    let (tokens, first) = tokenized.map_err(|error| {
         Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
     })?;
     let model = load(&set, threads)?;

@@ -27,7 +27,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use shardpack_chat::ChatModel;
+use shardpack_chat::{ChatModel, PromptHome};
 use shardpack_cluster::{ServeError, Supervisor};
 use shardpack_engine::loading::verify_documents;
 use shardpack_engine_api::{EngineHandle, EngineState};
@@ -50,7 +50,7 @@ use self::{
     placement::NodeState,
     scripted::Scripted,
 };
-use super::{Outcome, draft, keys, package, push, store};
+use super::{Outcome, draft, keys, package, push, store, text_worker};
 use crate::{
     args::ServeArgs,
     cluster, descriptors,
@@ -300,7 +300,11 @@ impl Served {
     /// Opens the tokenizer and template a second time.
     fn model_again(&self) -> anyhow::Result<ChatModel> {
         match self.folders.first() {
-            Some(folder) => ChatModel::open(folder).with_context(|| folder.display().to_string()),
+            Some(folder) => {
+                let sandbox = text_worker::program();
+                ChatModel::open_in(folder, PromptHome::Sandboxed(&sandbox))
+                    .with_context(|| folder.display().to_string())
+            }
             None => scripted::model_of_bytes(),
         }
     }
@@ -354,7 +358,8 @@ fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
         let error = Failure::wrong(anyhow::Error::from(error).context(shown()));
         error.hint("restore the package's files, or convert the model again")
     })?;
-    let model = ChatModel::open(folder)
+    let sandbox = text_worker::program();
+    let model = ChatModel::open_in(folder, PromptHome::Sandboxed(&sandbox))
         .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))?;
     let model = model.with_style(manifest.chat.as_ref().map(|chat| chat.output));
     Ok(model.with_embedding(manifest.architecture.embedding.clone()))

@@ -37,6 +37,7 @@ mod reference_docs;
 mod reshard;
 #[path = "../harness/running.rs"]
 mod running;
+mod sandbox;
 mod scripted_engine;
 mod serve;
 mod server_stats;

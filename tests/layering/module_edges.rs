@@ -145,11 +145,14 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "loader/chat",
         &[
-            &["json", "tokens"],
+            &["json"],
             &["conversation"],
             &["template", "tools"],
             &["text"],
-            &["model"],
+            &["prompt"],
+            &["sandbox"],
+            &["prompt_side"],
+            &["model", "tokens"],
             &["output"],
         ],
     ),

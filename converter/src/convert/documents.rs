@@ -200,7 +200,8 @@ fn chat_of(texts: &Texts) -> Option<Chat> {
     let templates = chat::lookup(texts).ok().flatten()?;
     let config = texts.get("tokenizer_config.json");
     let config = config.and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
-    Some(chat::probe(&templates, &chat::special_tokens(&config)))
+    // The plan has tried it.
+    chat::probe(&templates, &chat::special_tokens(&config)).ok()
 }
 
 /// Text files by name.

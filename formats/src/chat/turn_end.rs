@@ -9,9 +9,19 @@ use crate::template::{ChatTemplate, Next};
 const ANSWER: &str = "otter answers";
 
 /// The texts that follow an assistant's answer: at the end of a conversation, and before the user's
-/// next message. None for a template that does not render.
+/// next message. None for a template that does not render, in this process or where
+/// [`super::probe_with`] says.
 #[must_use]
 pub fn after_answer(templates: &Templates, specials: &BTreeMap<String, String>) -> Vec<String> {
+    super::prober::after_answer(templates, specials).unwrap_or_default()
+}
+
+/// The same, in this process.
+#[must_use]
+pub fn after_answer_here(
+    templates: &Templates,
+    specials: &BTreeMap<String, String>,
+) -> Vec<String> {
     let now = Arc::new(|| UNIX_EPOCH + PROBE_TIME);
     let Ok(template) = ChatTemplate::parse_with_clock(&templates.default, specials, now) else {
         return Vec::new();

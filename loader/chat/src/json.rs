@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, SeqAccess, Visitor},
+    de::{Error as _, MapAccess, SeqAccess, Visitor},
     ser::{SerializeMap, SerializeSeq},
 };
 use serde_json::Number;
@@ -193,6 +193,15 @@ impl Serialize for Object {
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(JsonVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Json::deserialize(deserializer)? {
+            Json::Object(object) => Ok(object),
+            other => Err(D::Error::custom(format!("expected an object, found {}", other.kind()))),
+        }
     }
 }
 

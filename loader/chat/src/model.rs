@@ -9,6 +9,7 @@ pub use embedding::LongText;
 pub use prompt_length::PromptLength;
 
 use std::{
+    borrow::Cow,
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
@@ -24,8 +25,13 @@ use embedding::EmbeddingPrompts;
 use super::{
     conversation::{ChatRequest, Reasoning, ReasoningOption},
     json::{Json, Object},
-    template::{ChatTemplate, RenderError, Rendered, TemplateError},
-    text::{Vocabulary, VocabularyError},
+    prompt::{
+        Conversation, OpenPromptsError, PromptFailure, PromptFiles, TemplateTexts, TextMarks,
+    },
+    prompt_side::{OpenSideError, PromptHome, PromptSide, PromptSideError},
+    sandbox::SandboxError,
+    template::{Rendered, TemplateError},
+    text::{TOKENS_MAX, Vocabulary, VocabularyError},
     tools::{Grammars, OutputFormat},
 };
 
@@ -37,7 +43,10 @@ const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// The text side of a model.
 pub struct ChatModel {
     vocabulary: Arc<Vocabulary>,
-    templates: Option<Templates>,
+    /// Executes template and tokenizer.
+    prompts: Arc<PromptSide>,
+    templates: Option<TemplateTexts>,
+    shows_tools: bool,
     output: Arc<OutputFormat>,
     /// Built on first use: most requests need none, and it takes up to a second.
     grammars: OnceLock<Option<Grammars>>,
@@ -48,14 +57,6 @@ pub struct ChatModel {
     tokenizer_info: Object,
     embedding: Option<Embedding>,
     embedding_prompts: EmbeddingPrompts,
-}
-
-/// A model's templates; some have one of their own for requests with tools.
-struct Templates {
-    default: ChatTemplate,
-    tools: Option<ChatTemplate>,
-    /// The output format, detected from the template for tools.
-    style: OutputStyle,
 }
 
 /// The package cannot be served. Each names the file and what is wrong in it.
@@ -106,23 +107,20 @@ pub enum OpenModelError {
         /// Why.
         source: TemplateError,
     },
+    /// What the sandbox of template and tokenizer says of them.
+    #[error("{0}")]
+    Refused(String),
+    /// The sandbox of template and tokenizer ended, or cannot be started.
+    #[error(transparent)]
+    Sandbox(SandboxError),
 }
 
 /// A conversation cannot become a prompt; every variant is a client error.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
-    /// The package has no template.
-    #[error("this model has no chat template: its package has no {TEMPLATE}")]
-    NoTemplate,
-    /// The template and the conversation do not go together.
+    /// Template or tokenizer make none of it.
     #[error(transparent)]
-    Render(#[from] RenderError),
-    /// The last turn is to be continued, but the template does not render it unchanged.
-    #[error("the chat template does not render the last turn unchanged, so it cannot be continued")]
-    Closed,
-    /// The tokenizer failed on the rendered text.
-    #[error("the tokenizer fails on this conversation: {0}")]
-    Encode(tokenizers::Error),
+    Made(#[from] PromptSideError),
     /// The template rendered nothing.
     #[error("the prompt is empty: the model needs at least one token to continue")]
     Empty,
@@ -154,15 +152,20 @@ const GENERATION: &str = "generation_config.json";
 const CONFIG: &str = "config.json";
 
 impl ChatModel {
-    /// Opens a package directory or a model directory as Hugging Face has it.
+    /// Opens a package directory or a model directory as Hugging Face has it, and executes its
+    /// template and tokenizer in this process: for what is trusted.
+    pub fn open(folder: &Path) -> Result<Self, OpenModelError> {
+        Self::open_in(folder, PromptHome::InProcess)
+    }
+
+    /// Opens a directory, whose template and tokenizer are executed in `home`.
     ///
     /// `tokenizer.json` and `config.json` must be there; without a template the model opens and
     /// chat is refused.
-    pub fn open(folder: &Path) -> Result<Self, OpenModelError> {
+    pub fn open_in(folder: &Path, home: PromptHome<'_>) -> Result<Self, OpenModelError> {
         let tokenizer = read(folder, TOKENIZER, TOKENIZER_BYTES_MAX)?.ok_or_else(|| {
             OpenModelError::Read { folder: folder.to_owned(), file: TOKENIZER, source: missing() }
         })?;
-        let mut vocabulary = Vocabulary::parse(&tokenizer).map_err(OpenModelError::Tokenizer)?;
         let config: Config = parse(folder, CONFIG)?.ok_or_else(|| OpenModelError::Read {
             folder: folder.to_owned(),
             file: CONFIG,
@@ -172,6 +175,16 @@ impl ChatModel {
         let tokenizer_config: Json = parse(folder, TOKENIZER_CONFIG)?.unwrap_or(Json::Null);
 
         let specials = special_tokens(&tokenizer_config);
+        let (templates, template_file) = read_templates(folder, &tokenizer_config)?.unzip();
+        let files = PromptFiles {
+            tokenizer: tokenizer.clone(),
+            templates: templates.clone(),
+            specials: specials.clone(),
+        };
+        let (prompts, opened) = PromptSide::open(files, home)
+            .map_err(|error| open_error(error, template_file.unwrap_or(TEMPLATE)))?;
+        let mut vocabulary = Vocabulary::new(opened.tokens, &tokenizer)
+            .map_err(|error| OpenModelError::Tokenizer(error.into()))?;
         for (name, token) in specials.iter() {
             // Unknown-word tokens are text; the others are structure.
             if let Some(token) = token.as_str().filter(|_| name != "unk_token") {
@@ -198,11 +211,13 @@ impl ChatModel {
         stop_tokens.dedup();
         let eos = stop_tokens.first().map(|eos| vocabulary.token_bytes(*eos));
         let eos = eos.and_then(|eos| String::from_utf8(eos).ok());
-        let templates = read_templates(folder, &tokenizer_config, &specials)?;
-        let style = templates.as_ref().map(|templates| templates.style).unwrap_or_default();
+        let style = templates.as_ref().map(|own| OutputStyle::detect(own.of_tools()));
+        let style = style.unwrap_or_default();
         let style = if templates.is_some() { with_calls(style) } else { style };
         let output = OutputFormat::new(style, |name| vocabulary.added_token(name));
         Ok(Self {
+            prompts: Arc::new(prompts),
+            shows_tools: opened.shows_tools,
             templates,
             output: Arc::new(output),
             grammars: OnceLock::new(),
@@ -223,6 +238,12 @@ impl ChatModel {
         &self.vocabulary
     }
 
+    /// What executes the model's template and tokenizer.
+    #[must_use]
+    pub const fn prompts(&self) -> &Arc<PromptSide> {
+        &self.prompts
+    }
+
     /// The model's output format: reasoning tags and tool-call format.
     #[must_use]
     pub const fn output(&self) -> &Arc<OutputFormat> {
@@ -232,6 +253,10 @@ impl ChatModel {
     /// The compiler of grammars for this model; nothing where its vocabulary allows none.
     pub fn grammars(&self) -> Option<&Grammars> {
         let make = || {
+            // A size that only a config claims would fill the memory with tokens that are none.
+            if self.vocab_size as usize > TOKENS_MAX {
+                return None;
+            }
             let tokens = self.vocabulary.grammar_tokens(self.vocab_size);
             Grammars::new(Arc::clone(&self.output), tokens).ok()
         };
@@ -268,17 +293,14 @@ impl ChatModel {
 
     /// Whether the template itself shows the model its tools, and so how it calls several at once.
     #[must_use]
-    pub fn shows_tools(&self) -> bool {
-        let templates = self.templates.as_ref();
-        templates.is_some_and(|own| own.tools.as_ref().unwrap_or(&own.default).shows_tools())
+    pub const fn shows_tools(&self) -> bool {
+        self.shows_tools
     }
 
     /// The template's text; empty where there is none.
     #[must_use]
     pub fn template_source(&self) -> &str {
-        self.templates
-            .as_ref()
-            .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
+        self.templates.as_ref().map_or("", TemplateTexts::of_tools)
     }
 
     /// The reasoning options of a request that change nothing: the template has no such variable,
@@ -289,7 +311,7 @@ impl ChatModel {
             let all = self.templates.iter();
             let mut sources =
                 all.flat_map(|own| [Some(&own.default), own.tools.as_ref()]).flatten();
-            sources.any(|template| template.source().contains(variable))
+            sources.any(|template| template.contains(variable))
         };
         let turns_on = reasoning.enabled == Some(true);
         let effort = reasoning.effort.as_deref().filter(|effort| *effort != "none");
@@ -339,24 +361,15 @@ impl ChatModel {
     /// The text of a conversation, as the model's template renders it, and what was changed so
     /// that it did.
     pub fn render(&self, request: &ChatRequest) -> Result<Rendered, PromptError> {
-        let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
-        let tools = request.visible_tools();
-        let template = match &templates.tools {
-            Some(template) if !tools.is_empty() => template,
-            _ => &templates.default,
-        };
-        let kwargs = template_kwargs(request, self.output.style().thinking);
-        let messages = &request.messages;
-        let mut rendered = if request.continues {
-            let open = template.render_open(messages, &tools, &kwargs)?;
-            open.ok_or(PromptError::Closed)?
-        } else {
-            template.render(messages, &tools, &kwargs)?
-        };
-        if !tools.is_empty() && !template.shows_tools() {
-            rendered.adjustments.insert(0, "generic-tools");
-        }
-        Ok(rendered)
+        Ok(self.prompts.render(&self.conversation(request)?)?)
+    }
+
+    /// The tokens of a conversation, however long, and what was changed in it.
+    pub fn tokens(
+        &self,
+        request: &ChatRequest,
+    ) -> Result<(Vec<TokenId>, Vec<&'static str>), PromptError> {
+        Ok(self.prompts.prompt(&self.conversation(request)?)?)
     }
 
     /// The prompt of a conversation: at least one token, and room for one more; and what was
@@ -365,13 +378,35 @@ impl ChatModel {
         &self,
         request: &ChatRequest,
     ) -> Result<(Vec<TokenId>, Vec<&'static str>), PromptError> {
-        let Rendered { text, adjustments } = self.render(request)?;
-        Ok((self.encode_prompt(&text)?, adjustments))
+        if self.may_be_far_too_long(request) {
+            let Rendered { text, adjustments } = self.render(request)?;
+            return Ok((self.encode_prompt(&text)?, adjustments));
+        }
+        let (tokens, adjustments) = self.tokens(request)?;
+        Ok((self.check_prompt(tokens)?, adjustments))
+    }
+
+    /// A request as the template sees it.
+    fn conversation<'a>(&self, request: &'a ChatRequest) -> Result<Conversation<'a>, PromptError> {
+        if self.templates.is_none() {
+            return Err(PromptSideError::from(PromptFailure::NoTemplate).into());
+        }
+        Ok(Conversation {
+            messages: Cow::Borrowed(&request.messages),
+            tools: request.visible_tools(),
+            kwargs: template_kwargs(request, self.output.style().thinking),
+            continues: request.continues,
+        })
     }
 
     /// The tokens of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
-        self.vocabulary.encode(text).map_err(PromptError::Encode)
+        Ok(self.prompts.encode(text, TextMarks::None)?)
+    }
+
+    /// The tokens of a text by itself, with those that the tokenizer puts before and after one.
+    fn encode_special(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+        Ok(self.prompts.encode(text, TextMarks::Special)?)
     }
 
     /// Tokens that the model can continue: at least one, and room for one more.
@@ -432,8 +467,9 @@ fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Objec
 pub fn constraints(
     folder: &Path,
     style: Option<OutputStyle>,
+    home: PromptHome<'_>,
 ) -> Result<Option<Box<dyn ConstraintFactory>>, OpenModelError> {
-    let model = ChatModel::open(folder)?.with_style(style);
+    let model = ChatModel::open_in(folder, home)?.with_style(style);
     model.grammars();
     let grammars = model.grammars.into_inner().flatten();
     Ok(grammars.map(|grammars| Box::new(grammars) as Box<dyn ConstraintFactory>))
@@ -593,51 +629,51 @@ fn special_tokens(tokenizer_config: &Json) -> Object {
 fn read_templates(
     folder: &Path,
     tokenizer_config: &Json,
-    specials: &Object,
-) -> Result<Option<Templates>, OpenModelError> {
-    let compile = |file, source: &str| {
-        ChatTemplate::parse(source, specials.clone())
-            .map_err(|source| OpenModelError::Template { file, source })
-    };
+) -> Result<Option<(TemplateTexts, &'static str)>, OpenModelError> {
     if let Some(bytes) = read(folder, TEMPLATE, CONFIG_BYTES_MAX)? {
-        let source = str::from_utf8(&bytes).map_err(|error| OpenModelError::Value {
+        let default = String::from_utf8(bytes).map_err(|error| OpenModelError::Value {
             file: TEMPLATE,
-            message: format!("expected UTF-8, found {error}"),
+            message: format!("expected UTF-8, found {}", error.utf8_error()),
         })?;
-        return Ok(Some(Templates {
-            default: compile(TEMPLATE, source)?,
-            tools: None,
-            style: OutputStyle::detect(source),
-        }));
+        return Ok(Some((TemplateTexts { default, tools: None }, TEMPLATE)));
     }
     let file = TOKENIZER_CONFIG;
     match tokenizer_config.as_object().and_then(|config| config.get("chat_template")) {
         None | Some(Json::Null) => Ok(None),
-        Some(Json::String(source)) => Ok(Some(Templates {
-            default: compile(file, source)?,
-            tools: None,
-            style: OutputStyle::detect(source),
-        })),
+        Some(Json::String(source)) => {
+            Ok(Some((TemplateTexts { default: source.clone(), tools: None }, file)))
+        }
         Some(Json::Array(entries)) => {
             let named = |name: &str| {
                 entries.iter().filter_map(Json::as_object).find_map(|entry| {
                     let matches = entry.get("name")?.as_str()? == name;
-                    entry.get("template")?.as_str().filter(|_| matches)
+                    entry.get("template")?.as_str().filter(|_| matches).map(str::to_owned)
                 })
             };
-            let source = named("default").ok_or_else(|| OpenModelError::Value {
+            let default = named("default").ok_or_else(|| OpenModelError::Value {
                 file,
                 message: "chat_template: none of the list is named \"default\"".to_owned(),
             })?;
-            let tool_use = named("tool_use");
-            let style = OutputStyle::detect(tool_use.unwrap_or(source));
-            let tools = tool_use.map(|source| compile(file, source)).transpose()?;
-            Ok(Some(Templates { default: compile(file, source)?, tools, style }))
+            Ok(Some((TemplateTexts { default, tools: named("tool_use") }, file)))
         }
         Some(other) => Err(OpenModelError::Value {
             file,
             message: format!("chat_template: expected a string or a list, found {}", other.kind()),
         }),
+    }
+}
+
+/// The error of a package whose template, from `file`, or tokenizer does not open.
+fn open_error(error: OpenSideError, file: &'static str) -> OpenModelError {
+    match error {
+        OpenSideError::Open(OpenPromptsError::Tokenizer(error)) => {
+            OpenModelError::Tokenizer(error.into())
+        }
+        OpenSideError::Open(OpenPromptsError::Template(source)) => {
+            OpenModelError::Template { file, source }
+        }
+        OpenSideError::Refused(message) => OpenModelError::Refused(message),
+        OpenSideError::Sandbox(error) => OpenModelError::Sandbox(error),
     }
 }
 

@@ -51,6 +51,16 @@ pub struct Rendered {
     pub adjustments: Vec<&'static str>,
 }
 
+/// Tools in the generic format, which the template itself does not show.
+pub const GENERIC_TOOLS: &str = "generic-tools";
+
+/// The name of a change, where there is one of that name.
+#[must_use]
+pub fn adjustment(name: &str) -> Option<&'static str> {
+    let known = || Adjustment::parse(name).map(Adjustment::name);
+    if name == GENERIC_TOOLS { Some(GENERIC_TOOLS) } else { known() }
+}
+
 /// Members of messages in which templates look for thinking, and how they name them there.
 const THINKING_KEYS: [(&str, [&str; 3]); 2] = [
     ("thinking", ["message.thinking", "message['thinking']", "message[\"thinking\"]"]),

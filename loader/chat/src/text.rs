@@ -2,25 +2,38 @@
 //! they come and hands out whole characters.
 
 mod decoding;
+mod encoder;
 mod stop;
+mod table;
 
-use std::{collections::HashSet, sync::Arc};
-
-use tokenizers::Tokenizer;
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 use decoding::Decoding;
 pub use decoding::DecodingError;
+pub use encoder::{Encoder, EncoderError};
 pub use stop::{Matched, StopMatcher};
+pub use table::{TOKENS_MAX, TableError, TokenEntry, TokenKind, TokenTable};
 
 use super::{conversation::PlainText, tools::TokenText};
 use shardpack_engine_api::TokenId;
 
-/// A tokenizer and what of its vocabulary is shown.
+/// The tokens of a vocabulary as bytes, and which of them are shown. It cannot tokenize: that is an
+/// [`Encoder`]'s, which executes what stands in a tokenizer's file.
 pub struct Vocabulary {
-    tokenizer: Tokenizer,
+    texts: HashMap<u32, Token>,
+    ids: HashMap<Box<str>, u32>,
     decoding: Decoding,
     /// Tokens without text: the structure of a conversation rather than what is said in it.
     hidden: HashSet<u32>,
+}
+
+/// A token by its id.
+struct Token {
+    text: Box<str>,
+    kind: TokenKind,
 }
 
 /// Special tokens that open or close turns in published templates. A model may emit them by
@@ -44,33 +57,49 @@ const TURN_MARKERS: [&str; 12] = [
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyError {
     /// Not a tokenizer file.
-    #[error("not a tokenizer: {0}")]
-    Parse(tokenizers::Error),
+    #[error(transparent)]
+    Encoder(#[from] EncoderError),
     /// Its tokens cannot be turned back into text piece by piece.
     #[error(transparent)]
     Decoding(#[from] DecodingError),
 }
 
 impl Vocabulary {
-    /// Parses a `tokenizer.json`.
-    pub fn parse(bytes: &[u8]) -> Result<Self, VocabularyError> {
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(VocabularyError::Parse)?;
-        let decoding = Decoding::parse(bytes)?;
-        // Left over from training: a prompt must be neither cut nor padded.
-        tokenizer.with_truncation(None).map_err(VocabularyError::Parse)?.with_padding(None);
-        let mut vocabulary = Self { tokenizer, decoding, hidden: HashSet::new() };
+    /// The tokens of a `tokenizer.json`, which is read and not executed but for the names of its
+    /// tokens, which `tokens` has.
+    pub fn new(tokens: TokenTable, tokenizer: &[u8]) -> Result<Self, DecodingError> {
+        let decoding = Decoding::parse(tokenizer)?;
+        let mut texts = HashMap::with_capacity(tokens.0.len());
+        let mut ids = HashMap::with_capacity(tokens.0.len());
+        // Of two tokens with one text the added one is meant, as tokenizers have it.
+        let (added, plain): (Vec<_>, Vec<_>) =
+            tokens.0.into_iter().partition(|token| token.kind != TokenKind::Plain);
+        for TokenEntry { id, kind, text } in added.into_iter().chain(plain) {
+            let text: Box<str> = text.into();
+            ids.entry(text.clone()).or_insert(id);
+            texts.entry(id).or_insert(Token { text, kind });
+        }
+        let mut vocabulary = Self { texts, ids, decoding, hidden: HashSet::new() };
         for name in TURN_MARKERS {
             vocabulary.hide(name);
         }
         Ok(vocabulary)
     }
 
+    /// Parses a `tokenizer.json` in this process.
+    pub fn parse(bytes: &[u8]) -> Result<Self, VocabularyError> {
+        let encoder = Encoder::parse(bytes)?;
+        Ok(Self::new(encoder.tokens(), bytes)?)
+    }
+
     /// Shows a special token as nothing. Special tokens are otherwise shown as their text, since
     /// markers of calls and of thinking are among them and must not be lost.
     pub fn hide(&mut self, token: &str) {
-        let special = self.tokenizer.get_added_vocabulary().is_special_token(token);
-        if let Some(id) = self.token_id(token).filter(|_| special) {
-            self.hidden.insert(id.0);
+        let id = self.ids.get(token).copied();
+        let is_special =
+            |id: &u32| self.texts.get(id).is_some_and(|token| token.kind == TokenKind::Special);
+        if let Some(id) = id.filter(is_special) {
+            self.hidden.insert(id);
         }
     }
 
@@ -78,11 +107,8 @@ impl Vocabulary {
     #[must_use]
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         let mut bytes = Vec::new();
-        let added = self.tokenizer.get_added_vocabulary();
-        if let Some(text) = added.simple_id_to_token(token.0) {
-            bytes.extend_from_slice(text.as_bytes());
-        } else if let Some(text) = self.tokenizer.id_to_token(token.0) {
-            self.decoding.append_bytes(&text, false, &mut bytes);
+        if let Some(token) = self.texts.get(&token.0) {
+            self.append_text(token, false, &mut bytes);
         }
         bytes
     }
@@ -90,38 +116,40 @@ impl Vocabulary {
     /// The token of exactly that text.
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
-        self.tokenizer.token_to_id(token).map(TokenId)
+        self.ids.get(token).copied().map(TokenId)
+    }
+
+    /// The text by which the vocabulary has a token.
+    #[must_use]
+    pub fn token_text(&self, token: TokenId) -> Option<&str> {
+        self.texts.get(&token.0).map(|token| &*token.text)
+    }
+
+    /// The ids of its tokens, in order.
+    #[must_use]
+    pub fn token_ids(&self) -> BTreeSet<u32> {
+        self.texts.keys().copied().collect()
     }
 
     /// The token of exactly that text among those that were added to the vocabulary, which no text
     /// is cut into by chance.
     #[must_use]
     pub fn added_token(&self, token: &str) -> Option<TokenId> {
-        self.tokenizer.get_added_vocabulary().get_vocab().get(token).copied().map(TokenId)
+        let id = *self.ids.get(token)?;
+        self.texts.get(&id).filter(|token| token.kind != TokenKind::Plain).map(|_| TokenId(id))
     }
 
     /// Every token of a vocabulary of that size, as the grammar compiler needs it.
     pub fn grammar_tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenText> {
-        let added = self.tokenizer.get_added_vocabulary();
-        (0..vocab_size).map(move |id| match added.simple_id_to_token(id) {
-            Some(name) => TokenText::Added(name),
-            None => match self.token_bytes(TokenId(id)) {
+        (0..vocab_size).map(move |id| match self.texts.get(&id) {
+            Some(Token { text, kind: TokenKind::Added | TokenKind::Special }) => {
+                TokenText::Added(text.to_string())
+            }
+            _ => match self.token_bytes(TokenId(id)) {
                 bytes if bytes.is_empty() => TokenText::Nothing,
                 bytes => TokenText::Bytes(bytes),
             },
         })
-    }
-
-    /// Tokens of a rendered prompt; none are added, since templates write their own special tokens.
-    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
-        let encoding = self.tokenizer.encode_fast(text, false)?;
-        Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
-    }
-
-    /// Tokens of a text by itself, with those that the tokenizer puts before and after one.
-    pub fn encode_special(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
-        let encoding = self.tokenizer.encode_fast(text, true)?;
-        Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
     }
 
     /// Appends a token's bytes; an id outside the vocabulary has none.
@@ -129,16 +157,17 @@ impl Vocabulary {
         if self.hidden.contains(&token.0) {
             return false;
         }
-        let added = self.tokenizer.get_added_vocabulary();
-        if let Some(text) = added.simple_id_to_token(token.0) {
-            // Added tokens stand for their own text, whatever alphabet the others are spelt in.
-            out.extend_from_slice(text.as_bytes());
-        } else if let Some(text) = self.tokenizer.id_to_token(token.0) {
-            self.decoding.append_bytes(&text, is_first, out);
-        } else {
-            return false;
-        }
+        let Some(token) = self.texts.get(&token.0) else { return false };
+        self.append_text(token, is_first, out);
         true
+    }
+
+    fn append_text(&self, token: &Token, is_first: bool, out: &mut Vec<u8>) {
+        match token.kind {
+            TokenKind::Plain => self.decoding.append_bytes(&token.text, is_first, out),
+            // Added tokens stand for their own text, whatever alphabet the others are spelt in.
+            TokenKind::Added | TokenKind::Special => out.extend_from_slice(token.text.as_bytes()),
+        }
     }
 }
 

@@ -1,12 +1,18 @@
 //! Tokenizes plain text, for evaluation and draft models: no conversation, no template.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
 use shardpack_engine_api::TokenId;
-use tokenizers::Tokenizer;
+
+use super::{
+    prompt::{PromptFiles, TextMarks},
+    prompt_side::{OpenSideError, PromptHome, PromptSide, PromptSideError},
+    text::{TokenEntry, TokenKind, TokenTable},
+};
 
 /// A text has no tokens.
 #[derive(Debug, thiserror::Error)]
@@ -14,9 +20,12 @@ pub enum TokenizeError {
     /// The tokenizer's file cannot be read.
     #[error("cannot read the tokenizer")]
     Read(#[from] io::Error),
-    /// It is no tokenizer, or does not take the text.
+    /// It is no tokenizer.
     #[error("the tokenizer fails: {0}")]
-    Tokenizer(tokenizers::Error),
+    Open(OpenSideError),
+    /// It does not take the text.
+    #[error("the tokenizer fails: {0}")]
+    Encode(PromptSideError),
 }
 
 /// The draft model's vocabulary does not match the model's.
@@ -53,48 +62,56 @@ pub enum SameTokensError {
 /// draft token that means something else is rejected like any wrong one.
 const MAY_DIFFER: usize = 100;
 
-/// Refuses a draft model (the folder of its package) whose vocabulary differs from the model's.
-pub fn check_same_tokens(model: &Path, draft: &Path) -> Result<(), SameTokensError> {
-    let open = |folder: &Path| {
-        open(folder)
-            .map_err(|source| SameTokensError::Tokenizer { folder: folder.to_owned(), source })
+/// Refuses a draft model (the folder of its package) whose vocabulary differs from the model's;
+/// both tokenizers are opened in `home`.
+pub fn check_same_tokens(
+    model: &Path,
+    draft: &Path,
+    home: PromptHome<'_>,
+) -> Result<(), SameTokensError> {
+    let tokens = |folder: &Path| -> Result<BTreeMap<u32, String>, SameTokensError> {
+        let (_, tokens) = open(folder, home)
+            .map_err(|source| SameTokensError::Tokenizer { folder: folder.to_owned(), source })?;
+        // Of several tokens with one id the added one is meant.
+        let (added, plain): (Vec<_>, Vec<_>) =
+            tokens.0.into_iter().partition(|token| token.kind != TokenKind::Plain);
+        let all = plain.into_iter().chain(added);
+        Ok(all.map(|TokenEntry { id, text, .. }| (id, text)).collect())
     };
-    let [model, draft] = [open(model)?, open(draft)?];
-    let size = model.get_vocab_size(true).max(draft.get_vocab_size(true)) as u32;
-    let both = |id| Some((id, model.id_to_token(id)?, draft.id_to_token(id)?));
-    let known: Vec<_> = (0..size).filter_map(both).collect();
+    let [model, draft] = [tokens(model)?, tokens(draft)?];
+    let both = |(id, model)| Some((id, model, draft.get(id)?));
+    let known: Vec<(&u32, &String, &String)> = model.iter().filter_map(both).collect();
     let differing: Vec<_> = known.iter().filter(|(_, model, draft)| model != draft).collect();
     match differing.first() {
         Some((token, model, draft)) if differing.len() * MAY_DIFFER > known.len() => {
             Err(SameTokensError::Other {
                 differing: differing.len(),
                 known: known.len(),
-                token: *token,
-                draft: draft.clone(),
-                model: model.clone(),
+                token: **token,
+                draft: (*draft).clone(),
+                model: (*model).clone(),
             })
         }
         _ => Ok(()),
     }
 }
 
-fn open(folder: &Path) -> Result<Tokenizer, TokenizeError> {
-    let bytes = fs::read(folder.join("tokenizer.json"))?;
-    Tokenizer::from_bytes(bytes).map_err(TokenizeError::Tokenizer)
+fn open(folder: &Path, home: PromptHome<'_>) -> Result<(PromptSide, TokenTable), TokenizeError> {
+    let tokenizer = fs::read(folder.join("tokenizer.json"))?;
+    let files = PromptFiles { tokenizer, ..PromptFiles::default() };
+    let (side, opened) = PromptSide::open(files, home).map_err(TokenizeError::Open)?;
+    Ok((side, opened.tokens))
 }
 
-/// The tokens of `text` by the `tokenizer.json` of a folder, and the token that the model's
-/// sequences begin with, if its tokenizer puts one there.
+/// The tokens of `text` by the `tokenizer.json` of a folder, which is opened in `home`, and the token
+/// that the model's sequences begin with, if its tokenizer puts one there.
 pub fn tokenize(
     folder: &Path,
     text: &str,
+    home: PromptHome<'_>,
 ) -> Result<(Vec<TokenId>, Option<TokenId>), TokenizeError> {
-    let mut tokenizer = open(folder)?;
-    // Left over from training: a text must be neither cut nor padded.
-    tokenizer.with_truncation(None).map_err(TokenizeError::Tokenizer)?.with_padding(None);
-    let encode = |text: &str, special| -> Result<Vec<TokenId>, TokenizeError> {
-        let encoded = tokenizer.encode(text, special).map_err(TokenizeError::Tokenizer)?;
-        Ok(encoded.get_ids().iter().map(|id| TokenId(*id)).collect())
-    };
-    Ok((encode(text, false)?, encode("", true)?.first().copied()))
+    let (side, _) = open(folder, home)?;
+    let encode = |text: &str, marks| side.encode(text, marks).map_err(TokenizeError::Encode);
+    let first = encode("", TextMarks::Special)?.first().copied();
+    Ok((encode(text, TextMarks::None)?, first))
 }

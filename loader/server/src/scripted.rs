@@ -134,8 +134,7 @@ impl Script {
             return Err(ScriptError::Count(file.answers.len()));
         }
         let answer = |(index, entry)| {
-            parse_answer(entry, model.vocabulary())
-                .map_err(|message| ScriptError::Answer { index, message })
+            parse_answer(entry, model).map_err(|message| ScriptError::Answer { index, message })
         };
         let answers = file.answers.into_iter().enumerate().map(answer).collect::<Result<_, _>>()?;
         Ok(Self { answers, step: Duration::from_millis(file.step_ms) })
@@ -161,9 +160,9 @@ impl Script {
     }
 }
 
-fn parse_answer(entry: Entry, vocabulary: &Vocabulary) -> Result<Answer, String> {
+fn parse_answer(entry: Entry, model: &ChatModel) -> Result<Answer, String> {
     let tokens = match (entry.text, entry.tokens) {
-        (Some(text), None) => vocabulary.encode(&text).map_err(|error| error.to_string())?,
+        (Some(text), None) => model.encode(&text).map_err(|error| error.to_string())?,
         (None, Some(tokens)) => tokens,
         (None, None) if entry.fail.is_some() => Vec::new(),
         _ => return Err("expected either text or tokens".to_owned()),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::anyhow;
+use shardpack_chat::{OpenModelError, PromptHome};
 use shardpack_cluster::{LoadError, Progress};
 use shardpack_engine::{
     engine::RankEngine,
@@ -19,7 +20,7 @@ use shardpack_manifests::Manifest;
 
 use crate::{
     args::EngineChoice,
-    commands::{draft, ranks::StreamedPackage},
+    commands::{draft, ranks::StreamedPackage, text_worker},
     engines::say_copies,
     failure::Failure,
 };
@@ -81,8 +82,15 @@ impl Loading {
             read("reading the draft model", progress, |note| Package::open(&draft, &opening, &note))
         });
         let draft = draft.transpose()?;
-        let constraints =
-            if leads { shardpack_chat::constraints(&folder, style).ok().flatten() } else { None };
+        let sandbox = text_worker::program();
+        let home = PromptHome::Sandboxed(&sandbox);
+        let constraints = match leads.then(|| shardpack_chat::constraints(&folder, style, home)) {
+            Some(Err(OpenModelError::Sandbox(error))) => {
+                return Err(anyhow::Error::from(error).into());
+            }
+            Some(Ok(constraints)) => constraints,
+            Some(Err(_)) | None => None,
+        };
         let (draft, options) = (draft.as_ref(), engine.options());
         Ok(opened.rank_engine(&package, draft, options, constraints, &mut say_copies)?)
     }

@@ -1,5 +1,7 @@
 //! One message of a conversation, normalised for the chat template. No HTTP, no tokens.
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
 use crate::json::{Json, Object};
 
 /// Who speaks.
@@ -150,6 +152,26 @@ impl Message {
     #[must_use]
     pub const fn fields(&self) -> &Object {
         &self.fields
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Message {
+    /// A message that was normalised before it was written.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Json::Object(fields) = Json::deserialize(deserializer)? else {
+            return Err(D::Error::custom("a message is an object"));
+        };
+        let role = parse_role(&fields).map_err(D::Error::custom)?;
+        if fields.get("content").and_then(Json::as_str).is_none() {
+            return Err(D::Error::custom("a message's content is a string"));
+        }
+        Ok(Self { role, fields })
     }
 }
 

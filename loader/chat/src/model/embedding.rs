@@ -70,12 +70,12 @@ impl ChatModel {
         if long == LongText::Refuse {
             self.check_first_part(text)?;
         }
-        let whole = self.vocabulary.encode_special(text).map_err(PromptError::Encode)?;
+        let whole = self.encode_special(text)?;
         let most = self.max_positions as usize;
         if whole.len() <= most || long == LongText::Refuse {
             return self.check_embedded(whole);
         }
-        let plain = self.vocabulary.encode(text).map_err(PromptError::Encode)?;
+        let plain = self.encode(text)?;
         let added = whole.len().saturating_sub(plain.len());
         let before = (0..=added).find(|start| whole[*start..].starts_with(&plain)).unwrap_or(0);
         let after = &whole[whole.len() - (added - before)..];

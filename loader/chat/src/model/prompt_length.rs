@@ -6,6 +6,7 @@ use std::fmt;
 use shardpack_engine_api::TokenId;
 
 use super::{ChatModel, PromptError};
+use crate::conversation::{ChatRequest, Message};
 
 /// Bytes of a text per position of the context that are tokenized before the whole is: published
 /// tokenizers make 3 to 5 bytes of prose and code into one token.
@@ -40,10 +41,21 @@ impl ChatModel {
         self.check_prompt(self.encode(text)?)
     }
 
+    /// Whether the text of a conversation has a first part that is worth a look.
+    pub(super) fn may_be_far_too_long(&self, request: &ChatRequest) -> bool {
+        let bytes: usize =
+            request.messages.iter().filter_map(Message::own_text).map(str::len).sum();
+        bytes > self.first_part_bytes()
+    }
+
+    fn first_part_bytes(&self) -> usize {
+        (self.max_positions as usize).saturating_mul(BYTES_PER_POSITION).max(SMALL_BYTES)
+    }
+
     /// Refuses a text whose first part has more tokens than the context.
     pub(super) fn check_first_part(&self, text: &str) -> Result<(), PromptError> {
         let most = self.max_positions as usize;
-        let part = most.saturating_mul(BYTES_PER_POSITION).max(SMALL_BYTES);
+        let part = self.first_part_bytes();
         if text.len() <= part.saturating_mul(2) {
             return Ok(());
         }

@@ -145,7 +145,7 @@ fn temperature_follows_the_generation_config() {
 fn templates_come_from_either_file() {
     let check = |config: &str, tools: &[&str], expected: &str| {
         let model = open(&[(TEMPLATE, ""), (TOKENIZER_CONFIG, config)]).unwrap();
-        let expected = model.vocabulary().encode(expected).unwrap();
+        let expected = model.encode(expected).unwrap();
         assert_eq!(model.prompt(&request(tools)).unwrap().0, expected, "{config}");
     };
     let list = r#"{"chat_template":[{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}"#;

@@ -85,6 +85,11 @@ impl Adjustment {
         }
     }
 
+    /// The change of that name.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|adjustment| adjustment.name() == name)
+    }
+
     fn apply(self, messages: Vec<Message>) -> Vec<Message> {
         match self {
             Self::CallIds => call_ids(messages),

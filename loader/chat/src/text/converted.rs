@@ -8,7 +8,7 @@ use shardpack_formats::tokenizer;
 use super::*;
 
 /// The converted tokenizer of a folder, and texts with their tokens.
-fn read(name: &str) -> (Arc<Vocabulary>, Vec<(String, Vec<u32>)>) {
+fn read(name: &str) -> (Encoder, Arc<Vocabulary>, Vec<(String, Vec<u32>)>) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tokenizers");
     let mut files: BTreeMap<String, Vec<u8>> = fs::read_dir(PathBuf::from(folder).join(name))
         .unwrap()
@@ -20,17 +20,18 @@ fn read(name: &str) -> (Arc<Vocabulary>, Vec<(String, Vec<u32>)>) {
     let expected = files.remove("expected.json").unwrap();
     let converted = tokenizer::convert(&files).unwrap().unwrap();
     let vocabulary = Vocabulary::parse(&converted.json).unwrap();
-    (Arc::new(vocabulary), serde_json::from_slice(&expected).unwrap())
+    let encoder = Encoder::parse(&converted.json).unwrap();
+    (encoder, Arc::new(vocabulary), serde_json::from_slice(&expected).unwrap())
 }
 
 #[track_caller]
 fn check(name: &str) {
-    let (vocabulary, cases) = read(name);
+    let (encoder, _, cases) = read(name);
     assert!(cases.len() > 20);
     let mut wrong = Vec::new();
     for (text, expected) in cases {
         let found: Vec<u32> =
-            vocabulary.encode(&text).unwrap().into_iter().map(|token| token.0).collect();
+            encoder.encode(&text).unwrap().into_iter().map(|token| token.0).collect();
         if found != expected {
             wrong.push(format!("{text:?}: {found:?}, expected {expected:?}"));
         }
@@ -55,7 +56,7 @@ fn sentencepiece_by_sums() {
 #[test]
 fn ranks_of_kimi() {
     check("kimi");
-    let (vocabulary, _) = read("kimi");
+    let (_, vocabulary, _) = read("kimi");
     let id = |name| vocabulary.added_token(name).map(|token| token.0);
     // 700 tokens come before.
     assert_eq!((id("[BOS]"), id("<think>")), (Some(700), Some(702)));
@@ -65,7 +66,7 @@ fn ranks_of_kimi() {
 #[test]
 fn ranks_of_tekken() {
     check("tekken");
-    let (vocabulary, _) = read("tekken");
+    let (_, vocabulary, _) = read("tekken");
     let id = |name| vocabulary.added_token(name).map(|token| token.0);
     assert_eq!((id("<s>"), id("[INST]"), id("<SPECIAL_29>")), (Some(1), Some(3), Some(29)));
 }

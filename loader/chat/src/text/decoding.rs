@@ -30,7 +30,21 @@ pub enum DecodingError {
          ByteFallback, Fuse and Strip"
     )]
     Unsupported(String),
+    /// Replacements that make tokens longer, or more of them than any tokenizer has.
+    #[error(
+        "decoder Replace of {from:?} by {content:?}: expected at most {REPLACEMENTS_MAX} \
+         replacements, none by a longer text"
+    )]
+    Growing {
+        /// What is replaced.
+        from: String,
+        /// By what.
+        content: String,
+    },
 }
+
+/// Replacements of one decoder; published tokenizers have at most two.
+const REPLACEMENTS_MAX: usize = 16;
 
 #[derive(Deserialize)]
 struct File {
@@ -107,6 +121,10 @@ impl Decoding {
             Decoder::Replace { pattern: Pattern { text: Some(from) }, content }
                 if !*fused && !from.is_empty() =>
             {
+                // Each makes a token a multiple longer: a few dozen would fill any memory.
+                if content.len() > from.len() || self.replacements.len() >= REPLACEMENTS_MAX {
+                    return Err(DecodingError::Growing { from, content });
+                }
                 self.replacements.push((from, content));
             }
             Decoder::Strip { content, start, stop: 0 } if *fused => {
@@ -139,7 +157,8 @@ impl Decoding {
         let mut text = text.as_str();
         if let Some((content, times)) = self.strip.filter(|_| is_first) {
             for _ in 0..times {
-                text = text.strip_prefix(content).unwrap_or(text);
+                let Some(rest) = text.strip_prefix(content) else { break };
+                text = rest;
             }
         }
         out.extend_from_slice(text.as_bytes());
@@ -205,5 +224,10 @@ mod tests {
             "Replace",
         );
         check(r#"{"type":"Strip","content":" ","start":1,"stop":0}"#, "Strip");
+        let growing = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
+        check(growing, "none by a longer text");
+        let same = r#"{"type":"Replace","pattern":{"String":"a"},"content":"b"}"#;
+        let many = [same; 17].join(",");
+        check(&format!(r#"{{"type":"Sequence","decoders":[{many}]}}"#), "at most 16");
     }
 }

@@ -1,6 +1,9 @@
 //! Streams of text equal whole decodes.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
+use tokenizers::Tokenizer;
 
 use super::*;
 
@@ -8,6 +11,11 @@ const KJV: &[u8] = include_bytes!("../../../../tests/data/kjv-4m/tokenizer.json"
 
 fn kjv() -> Arc<Vocabulary> {
     Arc::new(Vocabulary::parse(KJV).unwrap())
+}
+
+fn encode(text: &str) -> Vec<TokenId> {
+    static ENCODER: LazyLock<Encoder> = LazyLock::new(|| Encoder::parse(KJV).unwrap());
+    ENCODER.encode(text).unwrap()
 }
 
 /// A tokenizer in the manner of sentencepiece: words with `▁`, bytes as `<0xNN>`.
@@ -60,7 +68,7 @@ fn text_survives_the_way_there_and_back() {
         "naïve €5 日本語 🙂👩‍👩‍👧",
         "<tool_call>\n{}\n</tool_call>",
     ] {
-        let encoded = vocabulary.encode(text).unwrap();
+        let encoded = encode(text);
         assert_eq!(decode(&vocabulary, &encoded), text);
     }
 }
@@ -68,7 +76,7 @@ fn text_survives_the_way_there_and_back() {
 #[test]
 fn characters_of_several_tokens_come_whole() {
     let vocabulary = kjv();
-    let ids: Vec<u32> = vocabulary.encode("a🙂b").unwrap().iter().map(|id| id.0).collect();
+    let ids: Vec<u32> = encode("a🙂b").iter().map(|id| id.0).collect();
     assert_eq!(ids.len(), 6, "the emoji is four tokens in this vocabulary");
     assert_eq!(stream(&vocabulary, &ids), ["a", "", "", "", "🙂", "b", ""]);
     assert_eq!(stream(&vocabulary, &ids[..3]), ["a", "", "", "\u{fffd}"]);
@@ -79,8 +87,8 @@ fn markers_of_calls_are_shown_and_turns_are_not() {
     let mut vocabulary = Vocabulary::parse(KJV).unwrap();
     vocabulary.hide("In"); // not a special token, so shown
     let vocabulary = Arc::new(vocabulary);
-    let encoded = vocabulary.encode("<|im_start|>In<tool_call></tool_call><|im_end|><|endoftext|>");
-    assert_eq!(decode(&vocabulary, &encoded.unwrap()), "In<tool_call></tool_call>");
+    let encoded = encode("<|im_start|>In<tool_call></tool_call><|im_end|><|endoftext|>");
+    assert_eq!(decode(&vocabulary, &encoded), "In<tool_call></tool_call>");
     assert_eq!(decode(&vocabulary, &[TokenId(4_000_000_000)]), "", "ids outside the vocabulary");
 }
 
@@ -122,14 +130,14 @@ proptest! {
         let vocabulary = kjv();
         let shown: Vec<u32> =
             ids.iter().copied().filter(|id| !vocabulary.hidden.contains(id)).collect();
-        let expected = vocabulary.tokenizer.decode(&shown, false).unwrap();
+        let expected = Tokenizer::from_bytes(KJV).unwrap().decode(&shown, false).unwrap();
         prop_assert_eq!(stream(&vocabulary, &ids).concat(), expected);
     }
 
     #[test]
     fn text_streams_without_broken_characters(text in "\\PC{0,40}") {
         let vocabulary = kjv();
-        let ids: Vec<u32> = vocabulary.encode(&text).unwrap().iter().map(|id| id.0).collect();
+        let ids: Vec<u32> = encode(&text).iter().map(|id| id.0).collect();
         let pieces = stream(&vocabulary, &ids);
         prop_assume!(!text.contains('\u{fffd}'));
         prop_assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)));

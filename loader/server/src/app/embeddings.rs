@@ -13,7 +13,7 @@ use shardpack_chat::model::{LongText, PromptError};
 use shardpack_engine_api::{GenerateRequest, PromptOutput, TokenId};
 use shardpack_formats::spec::Embedding;
 
-use super::{AppState, middleware::Caller, selection::Reading};
+use super::{AppState, generate::made_none, middleware::Caller, selection::Reading};
 use crate::{
     batch::{Batch, Outcome},
     dialect::{EmbeddingAnswer, EmbeddingDialect, EmbeddingRequest, PromptChoice, RawPrompt},
@@ -170,6 +170,9 @@ pub(super) fn joined<'a>(prefix: &str, text: &'a str) -> Cow<'a, str> {
 
 /// The error for a text.
 pub(super) fn refused(error: &PromptError, param: &str) -> ApiError {
+    if let Some(api) = made_none(error, param) {
+        return api;
+    }
     match error {
         PromptError::TooLong { max_positions, prompt_tokens } => {
             let message = format!(

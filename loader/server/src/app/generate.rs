@@ -13,6 +13,8 @@ use shardpack_chat::{
     conversation::{ChatRequest, SamplingRequest},
     model::{ChatModel, DefaultSampling, PromptError},
     output,
+    prompt::PromptFailure,
+    prompt_side::PromptSideError,
     text::Detokenizer,
 };
 use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, TokenId};
@@ -434,7 +436,9 @@ impl ServedModel {
         let parser = output.parser(random_u64()?);
         let stop = request.limits.stop.clone();
         let prediction = match &request.prediction {
-            Some(text) => self.model.encode(text).map_err(|_| refused_prediction())?,
+            Some(text) => self.model.encode(text).map_err(|error| {
+                made_none(&error, PREDICTION).unwrap_or_else(refused_prediction)
+            })?,
             None => Vec::new(),
         };
         let request = GenerateRequest {
@@ -529,11 +533,11 @@ fn json_body(body: String) -> Response {
     ([(header::CONTENT_TYPE, json)], body).into_response()
 }
 
+/// The parameter of a predicted output.
+const PREDICTION: &str = "prediction.content";
+
 fn refused_prediction() -> ApiError {
-    ApiError::param(
-        "prediction.content",
-        "prediction.content: the model's tokenizer cannot encode it",
-    )
+    ApiError::param(PREDICTION, "prediction.content: the model's tokenizer cannot encode it")
 }
 
 pub(super) fn failed() -> ApiError {
@@ -565,6 +569,9 @@ fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 
 
 /// The error for a prompt; clients recognise a prompt that is too long by their dialect's words.
 pub(super) fn prompt_error(error: &PromptError, writer_options: &WriterOptions) -> ApiError {
+    if let Some(api) = made_none(error, writer_options.prompt_param()) {
+        return api;
+    }
     let api = ApiError::param(writer_options.prompt_param(), error.to_string());
     match error {
         PromptError::TooLong { max_positions, prompt_tokens } => {
@@ -577,7 +584,28 @@ pub(super) fn prompt_error(error: &PromptError, writer_options: &WriterOptions) 
             let api = ApiError::param(writer_options.prompt_param(), message);
             api.with_code(CONTEXT_LENGTH_EXCEEDED)
         }
-        PromptError::NoTemplate => api.with_code("no_chat_template"),
+        PromptError::Made(PromptSideError::Failed(PromptFailure::NoTemplate)) => {
+            api.with_code("no_chat_template")
+        }
         _ => api,
     }
+}
+
+/// The error for a prompt that template and tokenizer did not make, because they ended or took more
+/// than they may. What is wrong may be the package: other requests of the model tell.
+pub(super) fn made_none(error: &PromptError, param: &str) -> Option<ApiError> {
+    let PromptError::Made(PromptSideError::Sandbox(error)) = error else { return None };
+    let message = match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    };
+    let code = if error.is_expense() { "prompt_too_expensive" } else { "template_failed" };
+    let api = match error.retry_after() {
+        Some(wait) => ApiError {
+            retry_after_ms: u64::try_from(wait.as_millis()).ok(),
+            ..ApiError::new(ErrorKind::Unavailable, message)
+        },
+        None => ApiError::param(param, message),
+    };
+    Some(api.with_code(code))
 }

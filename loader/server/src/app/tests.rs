@@ -85,7 +85,7 @@ fn whole_answer_is_a_completion() {
     let model = ChatModel::open(kjv()).unwrap();
     let text = "<|im_start|>user\nJohn 11:35<|im_end|>\n<|im_start|>assistant\n";
     let request = server.submitted();
-    assert_eq!(request.prompt, model.vocabulary().encode(text).unwrap());
+    assert_eq!(request.prompt, model.encode(text).unwrap());
     assert_eq!(request.stop_tokens, [TokenId(2)]);
     assert_eq!(request.sampling, Sampling { seed: u64::MAX, ..Sampling::GREEDY });
     assert_eq!(request.max_tokens, 99);

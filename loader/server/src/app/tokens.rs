@@ -12,7 +12,12 @@ use axum::{
 use serde_json::{Value, json};
 use shardpack_engine_api::TokenId;
 
-use super::{AppState, generate::prompt_error, middleware::Caller, selection::Reading};
+use super::{
+    AppState,
+    generate::{made_none, prompt_error},
+    middleware::Caller,
+    selection::Reading,
+};
 use crate::{
     dialect::{Dialect, Fields, ParsedRequest, parse_object, parse_token},
     error::ApiError,
@@ -96,7 +101,10 @@ pub(super) async fn tokenize(
             Tokenized::Conversation(parsed) => served.tokens(&parsed)?,
             Tokenized::Text(text, _) => {
                 let tokens = served.model.encode(&text);
-                tokens.map_err(|error| ApiError::param("prompt", error.to_string()))?
+                tokens.map_err(|error| {
+                    made_none(&error, "prompt")
+                        .unwrap_or_else(|| ApiError::param("prompt", error.to_string()))
+                })?
             }
         };
         Ok(json!({
@@ -166,8 +174,7 @@ pub(super) async fn apply_template(
 impl ServedModel {
     /// The tokens of a conversation, however long.
     fn tokens(&self, parsed: &ParsedRequest) -> Result<Vec<TokenId>, ApiError> {
-        let text = self.model.render(&parsed.request);
-        let tokens = text.and_then(|rendered| self.model.encode(&rendered.text));
+        let tokens = self.model.tokens(&parsed.request).map(|(tokens, _)| tokens);
         tokens.map_err(|error| prompt_error(&error, &parsed.writer_options))
     }
 }

@@ -114,8 +114,7 @@ impl Hosted {
     }
 
     fn play(self: Arc<Self>, name: &str, commands: mpsc::Receiver<Command>) {
-        let vocabulary = ChatModel::open(kjv()).unwrap().vocabulary().clone();
-        let tokens = vocabulary.encode(name).unwrap();
+        let tokens = ChatModel::open(kjv()).unwrap().encode(name).unwrap();
         let host = self;
         for command in commands {
             let Command::Submit { id, events, .. } = command else { continue };

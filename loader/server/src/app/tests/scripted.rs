@@ -12,6 +12,7 @@ use std::{
 };
 
 use serde_json::Value;
+use shardpack_chat::prompt::TextMarks;
 use shardpack_engine_api::{
     Command, EngineState, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
     Usage,
@@ -117,7 +118,7 @@ pub(super) fn start_changed(
     engine.update_status(|status| status.state = EngineState::Ready);
     let (seen_sender, seen) = mpsc::channel();
     let (gate, gate_receiver) = mpsc::channel();
-    let vocabulary = model.vocabulary().clone();
+    let prompts = Arc::clone(model.prompts());
     thread::spawn(move || {
         let mut waiting = VecDeque::new();
         while let Some(command) = waiting.pop_front().or_else(|| commands.recv().ok()) {
@@ -127,7 +128,7 @@ pub(super) fn start_changed(
             let _ = seen_sender.send(Seen::Submitted(request));
             for step in script.clone() {
                 let tokens = match step {
-                    Step::Say(text) => vocabulary.encode(text).unwrap(),
+                    Step::Say(text) => prompts.encode(text, TextMarks::None).unwrap(),
                     Step::Tokens(ids) => ids.into_iter().map(TokenId).collect(),
                     Step::Score(found) => {
                         let top = vec![(TokenId(5), -0.125)];

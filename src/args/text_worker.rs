@@ -1,0 +1,7 @@
+//! Arguments of `text-worker`.
+
+use clap::Args;
+
+/// `text-worker`.
+#[derive(Args)]
+pub(crate) struct TextWorkerArgs {}
