@@ -94,6 +94,7 @@ smollm2 *parts:
 # cargo-fuzz).
 soak:
     SHARDPACK_FAULTS=200 cargo test --release --test cli streams_survive -- --nocapture
+    SHARDPACK_TENANT_REQUESTS=5000 cargo test --release --test cli usage_equals -- --nocapture
     SHARDPACK_KILLS=50 cargo test --release --test cli killed_at_random_moments -- --nocapture
     SHARDPACK_SOAK_SECONDS=60 cargo test --release --test cli random_templates -- --nocapture
     tests/fuzz.sh 60

@@ -2,6 +2,7 @@
 //!
 //! One module per command; `shared` has the options that several commands take.
 
+mod accounts;
 mod bench;
 mod cluster;
 mod convert;
@@ -29,6 +30,7 @@ mod verify;
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use accounts::{AuditAction, AuditArgs, KeyAction, KeyLimitArgs, KeysArgs, UsageArgs};
 pub(crate) use bench::BenchArgs;
 pub(crate) use cluster::{
     Ago, ClusterAction, ClusterArgs, PassphraseChoice, ServerChoice, UpgradeArgs,
@@ -52,7 +54,7 @@ pub(crate) use pull::PullArgs;
 pub(crate) use push::{PullHubArgs, PushArgs, PushHubArgs};
 pub(crate) use rank::RankArgs;
 pub(crate) use reshard::ReshardArgs;
-pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
+pub(crate) use serve::{ChatArgs, ServeArgs};
 pub(crate) use shared::{ClusterChoice, KvFormat, SourceArgs};
 pub(crate) use sign::{KeygenArgs, SignArgs};
 pub(crate) use store::{RemoveArgs, StoreArgs};
@@ -138,8 +140,12 @@ pub(crate) enum Command {
     Du(StoreArgs),
     /// Chat with a server, or with a package set, from the terminal.
     Chat(ChatArgs),
-    /// Create, list and remove API keys of a server.
+    /// Create, change, list and remove API keys of a server.
     Keys(KeysArgs),
+    /// Show what API keys have used of a running server.
+    Usage(UsageArgs),
+    /// Check the audit log of a server.
+    Audit(AuditArgs),
     /// Compute the logits of given tokens (for tests and comparisons).
     Logits(LogitsArgs),
     /// One rank of a group; started by `serve` and `node`.

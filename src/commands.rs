@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub(crate) mod audit;
 pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod cluster;
@@ -28,6 +29,7 @@ pub(crate) mod serve;
 pub(crate) mod sign;
 pub(crate) mod store;
 pub(crate) mod text_worker;
+pub(crate) mod usage;
 pub(crate) mod verify;
 
 mod cabling;

@@ -11,6 +11,7 @@ mod failure;
 mod kill_points;
 mod own_program;
 mod progress;
+mod sd_notify;
 mod sleep_inhibitor;
 mod source;
 
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
         Command::Chat(args) => (commands::chat::run(&args), false),
         Command::Keys(args) => (commands::keys::run(&args), false),
+        Command::Usage(args) => (commands::usage::run(&args), args.json),
+        Command::Audit(args) => (commands::audit::run(&args), commands::audit::json(&args)),
         Command::Logits(args) => (commands::logits::run(&args), false),
         Command::Front(args) => (commands::front::run(&args), false),
         Command::TextWorker(_) => (commands::text_worker::run(), false),

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::ClusterChoice;
 
 /// Where `serve` listens unless it is told otherwise.
-const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
+pub(super) const DEFAULT_SERVER: &str = "http://127.0.0.1:8080";
 
 /// `model`.
 #[derive(Args)]

@@ -1,11 +1,11 @@
-//! Arguments of the commands around a server: `serve`, `chat` and `keys`.
+//! Arguments of the commands around a server: `serve` and `chat`.
 
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
 };
 
-use clap::{Args, Subcommand};
+use clap::Args;
 
 use super::{
     EngineChoice,
@@ -109,9 +109,18 @@ pub(crate) struct ServeArgs {
     /// The TLS certificate's private key in PEM, not encrypted.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// File of API keys (`shardpack keys`); every request then needs a key.
+    /// File of API keys (`shardpack keys`); every request then needs a key. Read again on SIGHUP or when
+    /// the file changes.
     #[arg(long, value_name = "FILE")]
     pub keys: Option<PathBuf>,
+    /// File that keeps what API keys have used (`shardpack usage`); without it that is forgotten with the
+    /// server.
+    #[arg(long, value_name = "FILE", conflicts_with = "on")]
+    pub usage: Option<PathBuf>,
+    /// Audit log: a line of JSON for each request, without prompts and answers, chained by hashes
+    /// (`shardpack audit verify`). Opened anew on SIGHUP.
+    #[arg(long, value_name = "FILE", conflicts_with = "on")]
+    pub audit: Option<PathBuf>,
     /// Serve other machines without API keys.
     #[arg(long)]
     pub insecure: bool,
@@ -187,49 +196,4 @@ pub(crate) struct ChatArgs {
     /// Most tokens of an answer.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-}
-
-/// `keys`.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  shardpack keys keys.json add laptop                            prints the key, once
-  shardpack keys keys.json add grafana --scopes metrics
-  shardpack keys keys.json list
-  shardpack keys keys.json remove laptop")]
-pub(crate) struct KeysArgs {
-    /// The file; it holds only hashes of the keys.
-    pub file: PathBuf,
-    /// What to do.
-    #[command(subcommand)]
-    pub action: KeyAction,
-}
-
-/// What to do with a file of keys.
-#[derive(Subcommand)]
-pub(crate) enum KeyAction {
-    /// Create a key and print it; it cannot be shown again.
-    Add {
-        /// Name of the key.
-        name: String,
-        /// Scopes of the key: infer, admin, metrics.
-        #[arg(long, value_delimiter = ',', default_value = "infer", value_name = "SCOPE,…")]
-        scopes: Vec<String>,
-        /// Rate limit in requests per minute.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        requests_per_minute: Option<u32>,
-        /// Rate limit in tokens per minute, prompts and answers together.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        tokens_per_minute: Option<u32>,
-        /// Most requests at once.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        concurrency: Option<u32>,
-    },
-    /// Remove a key.
-    Remove {
-        /// Name of the key.
-        name: String,
-    },
-    /// Show the keys' names, scopes and limits.
-    List,
 }

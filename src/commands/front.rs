@@ -25,6 +25,9 @@ const FORMAT: u32 = 1;
 /// Longest name of an assignment: it names files.
 const MAX_NAME_BYTES: usize = 100;
 
+/// The file of a front's API keys.
+const KEYS: &str = "keys.json";
+
 /// What a front serves, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,6 +154,20 @@ impl Assignment {
         Self { certificate: None, ..self.clone() } == Self { certificate: None, ..other.clone() }
     }
 
+    /// Whether both need keys and differ in no more than these and a renewed certificate: a running front
+    /// reads its keys again.
+    pub(crate) fn is_like_but_for_keys(&self, other: &Self) -> bool {
+        let mut with_keys = self.clone();
+        with_keys.options.keys.clone_from(&other.options.keys);
+        self.options.keys.is_some() && other.options.keys.is_some() && with_keys.is_like(other)
+    }
+
+    /// Replaces the keys of a running front, whose files are in `folder`.
+    pub(crate) fn write_keys(&self, folder: &Path) -> anyhow::Result<()> {
+        let Some(keys) = &self.options.keys else { return Ok(()) };
+        write(&folder.join(KEYS), keys.as_bytes())
+    }
+
     /// How long its requests may take to finish when it ends.
     pub(crate) const fn drain_timeout(&self) -> Duration {
         Duration::from_secs(self.options.drain_timeout)
@@ -208,7 +225,7 @@ impl Assignment {
         option("drain-timeout", options.drain_timeout.to_string());
         option("collectives", options.collectives.clone());
         if let Some(keys) = &options.keys {
-            option("keys", file("keys.json", keys)?);
+            option("keys", file(KEYS, keys)?);
         }
         if let Some([certificate, key]) = &options.tls {
             option("tls-cert", file("tls-cert.pem", certificate)?);

@@ -1,37 +1,55 @@
 //! `shardpack keys`: files of API keys.
 
-use std::{collections::BTreeSet, fs, io::Write, path::Path, process::ExitCode};
+use std::{collections::BTreeSet, fs, io::Write, num::NonZeroU32, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
-use shardpack_server::{ApiKeys, KEY_FILE_BYTES_MAX, KeyFile, KeyLimits, Scope};
+use shardpack_server::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyFile, KeyLimits, Scope};
 
 use super::Outcome;
 use crate::{
-    args::{KeyAction, KeysArgs},
+    args::{KeyAction, KeyLimitArgs, KeysArgs},
     failure::Failure,
     progress::{result, say, table},
 };
 
+/// How soon running servers notice a change of the file.
+const NOTICED: &str = "running servers notice within 2 seconds";
+
 /// Runs the command.
 pub(crate) fn run(args: &KeysArgs) -> Outcome {
     let mut file = read(&args.file)?;
+    let unknown = |name: &String| {
+        let error = anyhow!("{}: no key is named {name:?}", args.file.display());
+        Failure::wrong(error)
+    };
     match &args.action {
-        KeyAction::List => result(table(&rows(&file)).trim_end()),
+        KeyAction::List { json: true } => {
+            result(&serde_json::to_string(&file.keys).context("keys are always JSON")?);
+        }
+        KeyAction::List { json: false } => result(table(&rows(&file)).trim_end()),
         KeyAction::Remove { name } => {
             if !file.remove(name) {
-                let error = anyhow!("{}: no key is named {name:?}", args.file.display());
-                return Err(Failure::wrong(error));
+                return Err(unknown(name));
             }
             write(&args.file, &file)?;
-            say(&format!("keys: {name} removed; restart servers that have read the file"));
+            say(&format!("keys: {name} removed; {NOTICED}, and its running requests finish"));
         }
-        KeyAction::Add { name, scopes, requests_per_minute, tokens_per_minute, concurrency } => {
-            let limits = KeyLimits {
-                requests_per_minute: *requests_per_minute,
-                tokens_per_minute: *tokens_per_minute,
-                concurrency: *concurrency,
-            };
-            let key = file.add(name, parse_scopes(scopes)?, limits).map_err(Failure::wrong)?;
+        KeyAction::Set { name, scopes, limits, no_limits } => {
+            let entry = file.entry_mut(name).ok_or_else(|| unknown(name))?;
+            if !scopes.is_empty() {
+                entry.scopes = parse_scopes(scopes)?;
+            }
+            if *no_limits {
+                entry.limits = KeyLimits::default();
+            }
+            change(entry, limits);
+            write(&args.file, &file)?;
+            say(&format!("keys: {name} changed; {NOTICED}"));
+        }
+        KeyAction::Add { name, scopes, limits } => {
+            let scopes = parse_scopes(scopes)?;
+            let key = file.add(name, scopes, KeyLimits::default()).map_err(Failure::wrong)?;
+            change(file.entry_mut(name).ok_or_else(|| unknown(name))?, limits);
             write(&args.file, &file)?;
             result(&key);
         }
@@ -39,15 +57,37 @@ pub(crate) fn run(args: &KeysArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The keys of a file, for a server.
+/// Takes over what was given.
+fn change(entry: &mut KeyEntry, args: &KeyLimitArgs) {
+    let limits = &mut entry.limits;
+    limits.requests_per_minute = args.requests_per_minute.or(limits.requests_per_minute);
+    limits.tokens_per_minute = args.tokens_per_minute.or(limits.tokens_per_minute);
+    limits.concurrency = args.concurrency.or(limits.concurrency);
+    limits.body_bytes_per_minute = args.body_bytes_per_minute.or(limits.body_bytes_per_minute);
+    limits.grammar_ms_per_minute = args.grammar_ms_per_minute.or(limits.grammar_ms_per_minute);
+    entry.weight = args.weight.or(entry.weight);
+    match args.models.as_slice() {
+        [] => {}
+        [all] if all == "all" => entry.models = None,
+        models => entry.models = Some(models.iter().cloned().collect()),
+    }
+    match args.share_prefix_cache.as_deref() {
+        None => {}
+        Some("none") => entry.share_prefix_cache = None,
+        Some(group) => entry.share_prefix_cache = Some(group.to_owned()),
+    }
+}
+
+/// The keys of a file, for a server, which reads it again when it changes.
 pub(super) fn open(path: &Path) -> Result<ApiKeys, Failure> {
     if !path.exists() {
         let error = anyhow!("{}: no such file", path.display());
         let hint = format!("make a key first: shardpack keys {} add NAME", path.display());
         return Err(Failure::from(error).hint(hint));
     }
-    ApiKeys::new(read(path)?)
-        .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown(path))))
+    let keys = ApiKeys::new(read(path)?)
+        .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown(path))))?;
+    Ok(keys.watching(path, Box::new(say)))
 }
 
 fn shown(path: &Path) -> String {
@@ -94,17 +134,39 @@ fn parse_scopes(names: &[String]) -> Result<BTreeSet<Scope>, Failure> {
 }
 
 fn rows(file: &KeyFile) -> Vec<Vec<String>> {
-    let heads = ["name", "scopes", "requests/min", "tokens/min", "at once"];
+    let heads = [
+        "name",
+        "scopes",
+        "requests/min",
+        "tokens/min",
+        "at once",
+        "bytes/min",
+        "grammar ms/min",
+        "weight",
+        "models",
+        "prefix cache",
+    ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for key in &file.keys {
         let scopes: Vec<&str> = key.scopes.iter().map(|scope| scope.name()).collect();
-        let limit = |limit: Option<u32>| limit.map_or_else(|| "-".to_owned(), |n| n.to_string());
+        let limit =
+            |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
+        let limits = &key.limits;
+        let models = key
+            .models
+            .as_ref()
+            .map(|models| models.iter().map(String::as_str).collect::<Vec<_>>().join(","));
         rows.push(vec![
             key.name.clone(),
             scopes.join(","),
-            limit(key.limits.requests_per_minute),
-            limit(key.limits.tokens_per_minute),
-            limit(key.limits.concurrency),
+            limit(limits.requests_per_minute.map(u64::from)),
+            limit(limits.tokens_per_minute.map(u64::from)),
+            limit(limits.concurrency.map(u64::from)),
+            limit(limits.body_bytes_per_minute),
+            limit(limits.grammar_ms_per_minute.map(u64::from)),
+            key.weight.map_or(1, NonZeroU32::get).to_string(),
+            models.unwrap_or_else(|| "all".to_owned()),
+            key.share_prefix_cache.clone().unwrap_or_else(|| "own".to_owned()),
         ]);
     }
     rows

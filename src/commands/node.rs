@@ -44,7 +44,7 @@ use crate::{
     args::{self, NodeAction, NodeArgs},
     descriptors,
     failure::Failure,
-    kill_points,
+    kill_points, sd_notify,
 };
 
 /// What a node keeps its key and membership in, below its store.
@@ -163,6 +163,7 @@ fn live(
         Some(guard) => node.with_guard(guard),
         None => node,
     };
+    sd_notify::notify("READY=1");
     let served = node.serve(&listener, &shutdown).map_err(Failure::from);
     // Before the ranks, so that they end in order.
     fronts.end();

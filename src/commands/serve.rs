@@ -33,7 +33,9 @@ use shardpack_engine::loading::verify_documents;
 use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
-use shardpack_server::{MemoryShare, ModelInfo, Server, ServerLimits, Stop, Tls};
+use shardpack_server::{
+    Ended, Ledger, MemoryShare, ModelInfo, Server, ServerLimits, ServiceEvent, Stop, Tls,
+};
 use shardpack_transfer::{
     protocol::PackageKey,
     push::{Activation, PushMode, default_streams},
@@ -56,6 +58,7 @@ use crate::{
     cluster, descriptors,
     failure::Failure,
     progress::{result, say},
+    sd_notify,
 };
 
 /// Interval between two checks of the ranks and the server.
@@ -113,7 +116,7 @@ fn launch(
 ) -> Outcome {
     descriptors::raise_limit();
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
-    let tls = tls(args)?;
+    let (tls, ledger) = (tls(args)?, ledger(args)?);
     let listener = listen(args, keys.is_some(), tls.is_some())?;
     let address = listener.local_addr()?;
     let url = format!("{}://{address}/v1", if tls.is_some() { "https" } else { "http" });
@@ -159,6 +162,7 @@ fn launch(
     if let Ok(store) = store::store() {
         server = server.with_store(Arc::new(Models { store, nodes: ranks as u32 }));
     }
+    server = watched(server).with_ledger(ledger);
     if let Some(keys) = keys {
         server = server.with_keys(keys);
     }
@@ -205,11 +209,38 @@ fn serve(
         supervisor.stop();
     }
     outcome?;
-    served.context("the server ended")?;
+    ended(args, served.context("the server ended")?)
+}
+
+/// The exit code of a server that was asked to end.
+fn ended(args: &ServeArgs, ended: Ended) -> Outcome {
+    if let Ended::AtOnce(code) = ended {
+        say("serve: stopped at once: running requests were cut off");
+        return Ok(ExitCode::from(code));
+    }
     if !args.json {
         say("serve: stopped");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What requests take, in the files that were named.
+fn ledger(args: &ServeArgs) -> Result<Ledger, Failure> {
+    let ledger = Ledger::open(args.usage.as_deref(), args.audit.as_deref(), Box::new(say));
+    ledger.map_err(|error| {
+        Failure::wrong(error)
+            .hint("name another file with --usage or --audit, or move this one away")
+    })
+}
+
+/// Tells the service manager, if one started the server.
+fn watched(server: Server) -> Server {
+    server.with_service(sd_notify::watchdog_interval(), |event| match event {
+        ServiceEvent::Reloading => sd_notify::notify("RELOADING=1"),
+        ServiceEvent::Reloaded => sd_notify::notify("READY=1"),
+        ServiceEvent::Stopping => sd_notify::notify("STOPPING=1"),
+        ServiceEvent::Alive => sd_notify::notify("WATCHDOG=1"),
+    })
 }
 
 /// The text side of a served model: tokenizer, template, packages.
@@ -487,6 +518,7 @@ fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
 }
 
 fn ready(args: &ServeArgs, name: &str, url: &str, ranks: usize) {
+    sd_notify::notify("READY=1");
     if args.json {
         result(&json!({ "serving": name, "url": url, "ranks": ranks }).to_string());
     } else {

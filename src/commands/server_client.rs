@@ -67,6 +67,11 @@ impl ServerClient {
         self.get_well("/metrics")
     }
 
+    /// `/v1/usage` with a query.
+    pub(crate) fn usage(&self, query: &str) -> anyhow::Result<String> {
+        self.get_well(&format!("/v1/usage?{query}"))
+    }
+
     /// A model, with all that the server says of it.
     pub(crate) fn model(&self, name: &str) -> anyhow::Result<Value> {
         let path = format!("/v1/models/{}", escaped(name));

@@ -49,6 +49,7 @@ mod source_formats;
 mod speculative_decoding;
 mod store;
 mod streaming;
+mod tenants;
 mod tool_calls;
 mod upgrade;
 mod verify;

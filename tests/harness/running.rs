@@ -122,6 +122,11 @@ impl Running {
         }
     }
 
+    /// Its process id, to be sent signals.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its process id.
     #[cfg(target_os = "linux")]
     pub(crate) fn id(&self) -> u32 {

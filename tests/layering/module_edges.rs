@@ -160,6 +160,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "loader/server",
         &[
             &[
+                "dates",
                 "error",
                 "limits",
                 "model_info",
@@ -169,7 +170,9 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "tls",
                 "usage",
             ],
-            &["closing", "connections", "keys", "metrics", "model_host"],
+            &["audit", "closing", "connections", "keys", "model_host"],
+            &["ledger"],
+            &["metrics"],
             &["admission", "served_model"],
             &["registry"],
             &["generation"],
@@ -194,7 +197,15 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         ".",
         &[
-            &["args", "descriptors", "kill_points", "own_program", "progress", "sleep_inhibitor"],
+            &[
+                "args",
+                "descriptors",
+                "kill_points",
+                "own_program",
+                "progress",
+                "sd_notify",
+                "sleep_inhibitor",
+            ],
             &["discovery", "failure"],
             &["cluster", "engines", "source"],
             &["commands"],

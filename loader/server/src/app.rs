@@ -14,10 +14,13 @@ mod selection;
 mod state;
 mod stored_responses;
 mod tokens;
+mod usage;
+
+pub(super) use middleware::Remote;
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
@@ -39,6 +42,7 @@ use super::{
     closing::draining,
     error::{ApiError, ErrorKind},
     keys::ApiKeys,
+    ledger::Ledger,
     limits::ServerLimits,
     metrics::{FrontMetrics, Metrics},
     model_host::{HostOptions, MemoryShare, ModelCard, ModelHost, PackageCheck},
@@ -54,6 +58,22 @@ use super::{
 
 /// Receives the lines of the access log, one JSON object each.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
+
+/// What a service manager is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceEvent {
+    /// The server reads its keys and certificates again.
+    Reloading,
+    /// It has.
+    Reloaded,
+    /// It ends.
+    Stopping,
+    /// It answers requests.
+    Alive,
+}
+
+/// Tells a service manager, and the interval at which it wants to hear that the server is alive.
+type Service = (Box<dyn Fn(ServiceEvent) + Send + Sync>, Option<Duration>);
 
 /// An HTTP server: for one model over an engine, or for the models of a host.
 pub struct Server {
@@ -75,7 +95,11 @@ pub(super) struct AppState {
     /// Responses that later requests may continue (`previous_response_id`).
     store: Arc<ResponseStore>,
     /// API keys; absent: no authentication.
-    pub(super) keys: Option<ApiKeys>,
+    pub(super) keys: Option<Arc<ApiKeys>>,
+    /// What requests took.
+    pub(super) ledger: Arc<Ledger>,
+    /// Who is told of the server's life.
+    service: Option<Service>,
     /// Origins allowed by CORS.
     pub(super) origins: Vec<String>,
     /// Names under which the server may be asked, besides those that nobody else can have.
@@ -130,6 +154,8 @@ impl Server {
             slots: Arc::new(Semaphore::new(limits.active_requests as usize)),
             store: Arc::default(),
             keys: None,
+            ledger: Arc::default(),
+            service: None,
             origins: Vec::new(),
             hosts: Vec::new(),
             bodies: bodies::Budget::default(),
@@ -145,7 +171,23 @@ impl Server {
     /// Requires one of these API keys for every request.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
-        self.change(|app| app.keys = Some(keys))
+        self.change(|app| app.keys = Some(Arc::new(keys)))
+    }
+
+    /// Counts what requests take in this ledger.
+    #[must_use]
+    pub fn with_ledger(self, ledger: Ledger) -> Self {
+        self.change(|app| app.ledger = Arc::new(ledger))
+    }
+
+    /// Tells a service manager of the server's life; every `alive` that it answers, where that is given.
+    #[must_use]
+    pub fn with_service(
+        self,
+        alive: Option<Duration>,
+        tell: impl Fn(ServiceEvent) + Send + Sync + 'static,
+    ) -> Self {
+        self.change(|app| app.service = Some((Box::new(tell), alive)))
     }
 
     /// Allows pages of these origins (CORS); `*` is any.
@@ -244,6 +286,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Ready => get(state::ready),
         Target::Metrics => get(state::metrics),
         Target::Stats => get(state::stats),
+        Target::Usage => get(usage::usage),
         Target::Props => get(models::props),
         Target::Models => get(models::models),
         Target::LoadModel => post(management::load),
@@ -298,6 +341,18 @@ impl AppState {
         if let Some(log) = &self.log {
             log(&line().to_string());
         }
+    }
+
+    /// Tells the service manager, if there is one.
+    pub(super) fn tell(&self, event: ServiceEvent) {
+        if let Some((tell, _)) = &self.service {
+            tell(event);
+        }
+    }
+
+    /// The interval at which the service manager wants to hear that the server is alive.
+    pub(super) fn alive_interval(&self) -> Option<Duration> {
+        self.service.as_ref().and_then(|(_, alive)| *alive)
     }
 
     /// Counts and logs what was done to a request.

@@ -19,7 +19,6 @@ use answer::json_logprob;
 pub(super) use answer::{Answer, AnswerCall};
 pub(super) use embeddings::{EmbeddingAnswer, EmbeddingDialect, EmbeddingRequest, PromptChoice};
 pub(super) use fields::Fields;
-pub(super) use ollama::rfc3339;
 pub(super) use params::parse_token;
 pub(super) use rerank::RerankRequest;
 

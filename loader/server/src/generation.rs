@@ -20,6 +20,7 @@ use super::{
     closing::Closing,
     error::{ApiError, ErrorKind},
     keys::KeySlot,
+    ledger::Record,
     metrics::{AnswerClock, Metrics},
     registry::Share,
     usage::AnswerUsage,
@@ -95,6 +96,18 @@ pub(super) struct RequestSlot {
     pub(super) share: Share,
     /// Slot of the request's API key.
     pub(super) key: Option<KeySlot>,
+    /// What the request takes.
+    pub(super) record: Arc<Record>,
+}
+
+impl RequestSlot {
+    /// A token of an answer has come.
+    fn token(&self) {
+        self.record.completed(1);
+        if let Some(key) = &self.key {
+            key.spend(1);
+        }
+    }
 }
 
 /// Submitted requests.
@@ -202,6 +215,11 @@ impl Generation {
         }
     }
 
+    /// What the request takes.
+    pub(super) fn record(&self) -> &Arc<Record> {
+        &self.slot.record
+    }
+
     /// Whether every choice has ended and was handed out.
     pub(super) fn is_done(&self) -> bool {
         self.ready.is_empty() && self.choices.iter().all(|choice| choice.is_done)
@@ -231,8 +249,11 @@ impl Generation {
             choice.logprobs.extend(tokens.iter().zip(&logprobs).map(entry));
             return Ok(());
         }
-        let updates = &mut self.ready;
+        let (updates, record) = (&mut self.ready, &self.slot.record);
         let mut emit = |kind, logprobs| {
+            if let UpdateKind::End(reason, _) = &kind {
+                record.ended(*reason);
+            }
             updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs });
         };
         if !matches!(event, Event::Failed { .. })
@@ -245,9 +266,7 @@ impl Generation {
             Event::Token { token, logprobs, .. } => {
                 choice.usage.completion_tokens += 1;
                 choice.clock.token();
-                if let Some(key) = &self.slot.key {
-                    key.spend(1);
-                }
+                self.slot.token();
                 let bytes = choice.bytes.next(token);
                 if let Some(logprobs) = logprobs {
                     choice.logprobs.push(token_logprob(&self.vocabulary, token, &logprobs));
@@ -264,6 +283,7 @@ impl Generation {
                 choice.is_over = true;
                 choice.usage.cached_tokens = usage.cached_tokens;
                 choice.usage.prediction_tokens = usage.prediction_tokens;
+                self.slot.record.cached(usage.cached_tokens);
                 let reason = match reason {
                     FinishReason::Stop => EndReason::Stop,
                     FinishReason::Length => EndReason::Length,
@@ -402,8 +422,25 @@ impl Choice {
     }
 }
 
+impl Generation {
+    /// Counts what was computed and nobody has read.
+    pub(super) fn drain(&mut self) {
+        while let Ok((index, event)) = self.events.try_recv() {
+            let is_done = self.choices.get(index).is_none_or(|choice| choice.is_done);
+            match event {
+                Event::Token { .. } if !is_done => self.slot.record.completed(1),
+                Event::Finished { usage, .. } if !is_done => {
+                    self.slot.record.cached(usage.cached_tokens);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 impl Drop for Generation {
     fn drop(&mut self) {
+        self.drain();
         for choice in self.choices.iter().filter(|choice| !choice.is_over) {
             self.engine.cancel(choice.id);
         }

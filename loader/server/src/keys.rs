@@ -1,15 +1,16 @@
 //! API keys: scopes and rate limits. Keys are random, so a fast hash is as good as a slow one; the
 //! key file holds only hashes.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+mod api_keys;
+mod slot;
+
+use std::{collections::BTreeSet, num::NonZeroU32};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{ApiError, ErrorKind};
+pub use api_keys::ApiKeys;
+pub(super) use api_keys::Reload;
+pub(super) use slot::{Key, KeySlot};
 
 /// Keys of one file: every request is compared with each of them.
 const KEYS_MAX: usize = 10_000;
@@ -60,10 +61,17 @@ pub struct KeyLimits {
     /// Concurrent requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
+    /// Bytes of request bodies in a minute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub body_bytes_per_minute: Option<u64>,
+    /// Milliseconds of a minute for compiling grammars.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar_ms_per_minute: Option<u32>,
 }
 
 /// A key as its file holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KeyEntry {
     /// Name of its owner; unique.
     pub name: String,
@@ -74,6 +82,15 @@ pub struct KeyEntry {
     /// Its rate limits.
     #[serde(default)]
     pub limits: KeyLimits,
+    /// The models that it may use, each by one of its names; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models: Option<BTreeSet<String>>,
+    /// Its share of a busy server beside other keys; absent: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<NonZeroU32>,
+    /// Keys of one group share the prefix cache; absent: it has its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_prefix_cache: Option<String>,
 }
 
 /// A file of keys.
@@ -147,8 +164,16 @@ impl KeyFile {
         let random = blake3::Hash::from_bytes(bytes);
         let key = format!("{PREFIX}{}", random.to_hex());
         let blake3 = blake3::hash(key.as_bytes()).to_hex().to_string();
-        self.keys.push(KeyEntry { name: name.to_owned(), blake3, scopes, limits });
+        let name = name.to_owned();
+        let (models, weight, share_prefix_cache) = (None, None, None);
+        let entry = KeyEntry { name, blake3, scopes, limits, models, weight, share_prefix_cache };
+        self.keys.push(entry);
         Ok(key)
+    }
+
+    /// The key of this name, to be changed.
+    pub fn entry_mut(&mut self, name: &str) -> Option<&mut KeyEntry> {
+        self.keys.iter_mut().find(|key| key.name == name)
     }
 
     /// Takes a key out; whether there was one.
@@ -159,225 +184,5 @@ impl KeyFile {
     }
 }
 
-/// The keys of a server.
-#[derive(Debug)]
-pub struct ApiKeys(Vec<Arc<Key>>);
-
-impl ApiKeys {
-    /// The keys of a file; there must be one.
-    pub fn new(file: KeyFile) -> Result<Self, KeyError> {
-        if file.keys.is_empty() {
-            return Err(KeyError::Empty);
-        }
-        let key = |entry: KeyEntry| {
-            let hash = blake3::Hash::from_hex(&entry.blake3);
-            let hash = hash.map_err(|_| KeyError::Hash { name: entry.name.clone() })?;
-            Ok(Arc::new(Key { hash, entry, spent: Mutex::new(Spent::new(Instant::now())) }))
-        };
-        file.keys.into_iter().map(key).collect::<Result<_, _>>().map(Self)
-    }
-
-    /// The key that was sent, if it is known and has `scope`.
-    pub(super) fn check(&self, sent: Option<&str>, scope: Scope) -> Result<Arc<Key>, ApiError> {
-        let unknown = |message: &str| {
-            ApiError::new(ErrorKind::Unauthenticated, message).with_code("invalid_api_key")
-        };
-        let sent = sent.ok_or_else(|| {
-            unknown("this server needs an API key: send it as Authorization: Bearer KEY")
-        })?;
-        let hash = blake3::hash(sent.as_bytes());
-        // Every key is looked at, and hashes compare in constant time: time tells nothing.
-        let found =
-            self.0.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
-        let key = found.ok_or_else(|| unknown("unknown API key"))?;
-        key.demand(scope)?;
-        Ok(key.clone())
-    }
-}
-
-/// A known key and its usage.
-#[derive(Debug)]
-pub(super) struct Key {
-    hash: blake3::Hash,
-    entry: KeyEntry,
-    spent: Mutex<Spent>,
-}
-
-/// Token buckets that refill evenly and hold a minute's worth at most. The one of tokens may be
-/// overdrawn, since the cost of a completion is known at its end.
-#[derive(Debug)]
-struct Spent {
-    at: Instant,
-    /// Minutes' worth of requests and tokens that are left, 1 when full.
-    requests: f64,
-    tokens: f64,
-    running: u32,
-}
-
-impl Spent {
-    const fn new(at: Instant) -> Self {
-        Self { at, requests: 1.0, tokens: 1.0, running: 0 }
-    }
-
-    fn refill(&mut self, now: Instant) {
-        let minutes = now.saturating_duration_since(self.at).as_secs_f64() / 60.0;
-        self.at = now;
-        self.requests = (self.requests + minutes).min(1.0);
-        self.tokens = (self.tokens + minutes).min(1.0);
-    }
-}
-
-impl Key {
-    /// Refuses what needs a scope that this key lacks.
-    pub(super) fn demand(&self, scope: Scope) -> Result<(), ApiError> {
-        if self.entry.scopes.contains(&scope) {
-            return Ok(());
-        }
-        let message = format!("the API key {:?} lacks the scope {}", self.entry.name, scope.name());
-        Err(ApiError::new(ErrorKind::Forbidden, message).with_code("missing_scope"))
-    }
-
-    /// Whose it is.
-    pub(super) fn name(&self) -> &str {
-        &self.entry.name
-    }
-
-    fn spent(&self) -> std::sync::MutexGuard<'_, Spent> {
-        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a slot for a request, or returns the rate-limit error with the time to wait.
-    pub(super) fn begin(self: &Arc<Self>, now: Instant) -> Result<KeySlot, ApiError> {
-        let limits = self.entry.limits;
-        let mut spent = self.spent();
-        spent.refill(now);
-        if let Some(most) = limits.concurrency.filter(|&most| spent.running >= most) {
-            return Err(limited(&format!("{most} requests at once"), None));
-        }
-        if let Some(most) = limits.requests_per_minute {
-            let one = 1.0 / f64::from(most.max(1));
-            // Rounding must not cost anybody a request.
-            if spent.requests + 1e-9 < one {
-                let wait = (one - spent.requests) * 60_000.0;
-                return Err(limited(&format!("{most} requests a minute"), Some(wait)));
-            }
-            spent.requests -= one;
-        }
-        if let Some(most) = limits.tokens_per_minute.filter(|_| spent.tokens <= 0.0) {
-            let wait = -spent.tokens * 60_000.0 + 1.0;
-            return Err(limited(&format!("{most} tokens a minute"), Some(wait)));
-        }
-        spent.running += 1;
-        Ok(KeySlot(self.clone()))
-    }
-}
-
-fn limited(limit: &str, wait_ms: Option<f64>) -> ApiError {
-    let wait_ms = wait_ms.map_or(1000, |wait| wait.ceil().clamp(1.0, 3_600_000.0) as u64);
-    let seconds = wait_ms as f64 / 1000.0;
-    // Clients read the time out of the sentence.
-    let message = format!(
-        "rate limit of {limit} reached for this API key: please try again in {seconds:.3}s"
-    );
-    let error = ApiError::new(ErrorKind::RateLimited, message).with_code("rate_limit_exceeded");
-    ApiError { retry_after_ms: Some(wait_ms), ..error }
-}
-
-/// A running request of a key.
-#[derive(Debug)]
-pub(super) struct KeySlot(Arc<Key>);
-
-impl KeySlot {
-    /// Counts tokens.
-    pub(super) fn spend(&self, tokens: u32) {
-        if let Some(most) = self.0.entry.limits.tokens_per_minute {
-            self.0.spent().tokens -= f64::from(tokens) / f64::from(most.max(1));
-        }
-    }
-}
-
-impl Drop for KeySlot {
-    fn drop(&mut self) {
-        let mut spent = self.0.spent();
-        spent.running = spent.running.saturating_sub(1);
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::{error::Error, time::Duration};
-
-    use super::*;
-
-    fn keys(limits: KeyLimits) -> (ApiKeys, String) {
-        let mut file = KeyFile::default();
-        let key = file.add("me", BTreeSet::from([Scope::Infer]), limits).unwrap();
-        let text = serde_json::to_string(&file).unwrap();
-        assert!(!text.contains(&key), "the key itself is not in the file");
-        (ApiKeys::new(KeyFile::parse(text.as_bytes()).unwrap()).unwrap(), key)
-    }
-
-    #[test]
-    fn only_known_keys_open_and_only_their_scopes() {
-        let (keys, key) = keys(KeyLimits::default());
-        let kind = |sent: Option<&str>, scope| keys.check(sent, scope).map_err(|error| error.kind);
-        assert_eq!(kind(Some(&key), Scope::Infer).unwrap().name(), "me");
-        assert_eq!(kind(Some(&key), Scope::Admin).unwrap_err(), ErrorKind::Forbidden);
-        assert_eq!(kind(None, Scope::Infer).unwrap_err(), ErrorKind::Unauthenticated);
-        for wrong in ["", "sp-", &key[1..], &key.to_uppercase()] {
-            let error = kind(Some(wrong), Scope::Infer).unwrap_err();
-            assert_eq!(error, ErrorKind::Unauthenticated, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn requests_of_a_minute_are_spread_over_it() {
-        let limits = KeyLimits { requests_per_minute: Some(2), ..KeyLimits::default() };
-        let (keys, key) = keys(limits);
-        let key = keys.check(Some(&key), Scope::Infer).unwrap();
-        let now = Instant::now();
-        assert!(key.begin(now).is_ok() && key.begin(now).is_ok());
-        let error = key.begin(now).unwrap_err();
-        assert_eq!((error.kind, error.retry_after_ms), (ErrorKind::RateLimited, Some(30_000)));
-        assert!(key.begin(now + Duration::from_secs(29)).is_err());
-        assert!(key.begin(now + Duration::from_secs(31)).is_ok());
-    }
-
-    #[test]
-    fn tokens_are_paid_back_before_the_next_request() {
-        let limits = KeyLimits { tokens_per_minute: Some(60), ..KeyLimits::default() };
-        let (keys, key) = keys(limits);
-        let key = keys.check(Some(&key), Scope::Infer).unwrap();
-        let now = Instant::now();
-        key.begin(now).unwrap().spend(90);
-        let error = key.begin(now).unwrap_err();
-        assert_eq!(error.retry_after_ms, Some(30_001));
-        assert!(key.begin(now + Duration::from_secs(31)).is_ok());
-    }
-
-    #[test]
-    fn slots_are_released() {
-        let limits = KeyLimits { concurrency: Some(1), ..KeyLimits::default() };
-        let (keys, key) = keys(limits);
-        let key = keys.check(Some(&key), Scope::Infer).unwrap();
-        let now = Instant::now();
-        let slot = key.begin(now).unwrap();
-        assert!(key.begin(now).is_err());
-        drop(slot);
-        assert!(key.begin(now).is_ok());
-    }
-
-    #[test]
-    fn files_that_hold_no_keys_are_refused() {
-        let check = |text: &str, words: &str| {
-            let error = KeyFile::parse(text.as_bytes()).unwrap_err();
-            let reason = error.source().map(ToString::to_string).unwrap_or_default();
-            let error = format!("{error}: {reason}");
-            assert!(error.contains(words), "{text}: {error}");
-        };
-        check("{", "not a key file");
-        check(r#"{"keys":[{"name":"a","blake3":"00","scopes":[]}]}"#, "64 hex");
-        check(r#"{"keys":[{"name":"a","blake3":"00","scopes":["root"]}]}"#, "root");
-        assert!(matches!(ApiKeys::new(KeyFile::default()), Err(KeyError::Empty)));
-    }
-}
+mod tests;

@@ -8,14 +8,17 @@
 
 mod admission;
 mod app;
+mod audit;
 mod batch;
 mod closing;
 mod connections;
+mod dates;
 mod dialect;
 mod error;
 mod generation;
 mod http2;
 mod keys;
+mod ledger;
 mod limits;
 mod metrics;
 mod model_host;
@@ -33,8 +36,10 @@ mod tls;
 mod usage;
 
 pub use admission::{NoRoom, check_room};
-pub use app::{LogSink, Server};
+pub use app::{LogSink, Server, ServiceEvent};
+pub use audit::{AuditError, AuditFault, AuditSummary, verify_audit};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
+pub use ledger::{Ledger, LedgerError, UsageError};
 pub use limits::ServerLimits;
 pub use model_host::{
     AddedModel, CheckedPackage, HostError, HostOptions, LoadReport, Machine, MemoryShare,
@@ -43,5 +48,5 @@ pub use model_host::{
 pub use model_info::ModelInfo;
 pub use model_store::{ModelStore, ModelStoreError, PullReport, PullStatus};
 pub use scripted::{Script, ScriptError};
-pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
+pub use serve::{Ended, Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use tls::{Report, Tls, TlsError};

@@ -289,6 +289,11 @@ impl Registry {
         }
     }
 
+    /// The names of every model, in the order of the list.
+    pub(super) fn names(&self) -> Vec<Vec<String>> {
+        self.rows().iter().map(|row| row.card.names.clone()).collect()
+    }
+
     /// The name as it is known; without one it is the first model's.
     pub(super) fn known_name(&self, asked: Option<&str>) -> Result<String, ApiError> {
         find(&self.rows(), asked).map(|(_, name)| name)

@@ -30,9 +30,10 @@ use tokio::{
 };
 
 use super::{
-    app::{AppState, Server},
+    app::{AppState, Remote, Server, ServiceEvent},
     connections::{Connections, Entered, NoPlace, ReceivingBody, RunningBody},
     http2::{self, HttpVersion},
+    keys::Reload,
 };
 
 /// Time to flush the last bytes once every response is complete or aborted.
@@ -50,12 +51,12 @@ const BLOCKING_THREADS: usize = 4;
 
 /// Serves until `shutdown` is ready. Then new requests are turned away with 503, running ones get
 /// [`ServerLimits::drain_timeout`](super::ServerLimits::drain_timeout), the rest end with an error,
-/// and the port closes.
+/// and the port closes. A signal to end that comes meanwhile ends all at once.
 pub async fn serve(
     listener: TcpListener,
     server: Server,
     shutdown: impl Future<Output = ()> + Send,
-) -> io::Result<()> {
+) -> io::Result<Ended> {
     listener.set_nonblocking(true)?;
     // With the standard library's 128, bursts of connections wait a second for a retransmission.
     rustix::net::listen(&listener, BACKLOG)?;
@@ -70,25 +71,131 @@ pub async fn serve(
     if let Some(tls) = &server.app.tls {
         watching.spawn(Arc::clone(tls).watch());
     }
+    if let Some(keys) = &server.app.keys {
+        watching.spawn(Arc::clone(keys).watch());
+    }
+    let app = Arc::clone(&server.app);
+    watching.spawn(Arc::clone(&server.app.ledger).keep(move || app.powers()));
+    watching.spawn(reload_on_hangup(Arc::clone(&server.app)));
+    watching.spawn(tell_that_it_lives(Arc::clone(&server.app)));
+    let again = Signals::listen();
     let mut serving =
         tokio::spawn(accept(listener, server.router(), Arc::clone(&server.app), stopped));
     tokio::select! {
         () = shutdown => {}
-        result = &mut serving => return result.map_err(io::Error::other),
+        result = &mut serving => {
+            return result.map(|()| Ended::Drained).map_err(io::Error::other);
+        }
     }
 
     let app = &server.app;
     app.draining.send_replace(true);
     // All slots are free when no request is running; until then the port stays open for 503s.
-    let all = app.slots.acquire_many(app.limits.active_requests);
-    if timeout(app.limits.drain_timeout, all).await.is_err() {
-        app.models.close();
+    app.tell(ServiceEvent::Stopping);
+    let drain = async {
+        let all = app.slots.acquire_many(app.limits.active_requests);
+        if timeout(app.limits.drain_timeout, all).await.is_err() {
+            app.models.close();
+        }
+        let _ = stop.send(());
+        if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
+            serving.abort();
+        }
+    };
+    let ended = tokio::select! {
+        () = drain => Ended::Drained,
+        code = again.second() => {
+            app.models.close();
+            Ended::AtOnce(code)
+        }
+    };
+    app.ledger.close();
+    Ok(ended)
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Running requests had the time that they get.
+    Drained,
+    /// A second signal ended it at once; the exit code says which.
+    AtOnce(u8),
+}
+
+/// Reads keys and certificates again and opens the audit log anew on SIGHUP, forever.
+async fn reload_on_hangup(app: Arc<AppState>) {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if app.keys.is_none() && app.tls.is_none() && !app.ledger.has_audit() {
+            // The end of its terminal ends it.
+            return;
+        }
+        let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
+        while hangups.recv().await.is_some() {
+            let own = Arc::clone(&app);
+            // Files may lie on a slow disk.
+            let reload = move || {
+                own.tell(ServiceEvent::Reloading);
+                if let Some(keys) = &own.keys {
+                    keys.reload(Reload::Always);
+                }
+                if let Some(tls) = &own.tls {
+                    tls.reload_now();
+                }
+                own.ledger.reopen();
+                own.tell(ServiceEvent::Reloaded);
+            };
+            let _ = tokio::task::spawn_blocking(reload).await;
+        }
     }
-    let _ = stop.send(());
-    if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
-        serving.abort();
+    drop(app);
+}
+
+/// Tells the service manager that the server answers, where it wants to hear that.
+async fn tell_that_it_lives(app: Arc<AppState>) {
+    let Some(interval) = app.alive_interval() else { return };
+    loop {
+        app.tell(ServiceEvent::Alive);
+        sleep(interval).await;
     }
-    Ok(())
+}
+
+/// The signals that end a process.
+struct Signals {
+    #[cfg(unix)]
+    listened: Option<[tokio::signal::unix::Signal; 2]>,
+}
+
+impl Signals {
+    fn listen() -> Self {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let of = |kind| signal(kind).ok();
+            let interrupt = of(SignalKind::interrupt());
+            let listened = interrupt.zip(of(SignalKind::terminate())).map(Into::into);
+            Self { listened }
+        }
+        #[cfg(not(unix))]
+        Self {}
+    }
+
+    /// The exit code for the next signal, after the one that came already, if one did.
+    async fn second(self) -> u8 {
+        #[cfg(unix)]
+        if let Some([mut interrupt, mut terminate]) = self.listened {
+            for signal in [&mut interrupt, &mut terminate] {
+                // Ready at once if it came; whatever came until now is one.
+                let _ = timeout(Duration::ZERO, signal.recv()).await;
+            }
+            return tokio::select! {
+                _ = interrupt.recv() => 128 + 2,
+                _ = terminate.recv() => 128 + 15,
+            };
+        }
+        pending().await
+    }
 }
 
 /// Serves connections until `stopped`, then lets the requests under way end.
@@ -134,7 +241,7 @@ async fn accept(
             let told = Arc::clone(&entered);
             tokio::select! {
                 () = told.gives_way() => {}
-                () = attend(connection, router, &app, entered, closed) => {}
+                () = attend((connection, Remote(address)), router, &app, entered, closed) => {}
             }
         });
     }
@@ -144,7 +251,7 @@ async fn accept(
 
 /// Serves one connection to its end.
 async fn attend(
-    connection: TcpStream,
+    (connection, remote): (TcpStream, Remote),
     router: Router,
     app: &AppState,
     entered: Arc<Entered>,
@@ -159,29 +266,35 @@ async fn attend(
     match &app.tls {
         None => {
             if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {
-                converse(version, connection, router, head_timeout, entered, closed).await;
+                let spoken = (connection, version, remote);
+                converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
         Some(tls) => {
             // One that fails is its caller's affair.
             if let Ok(connection) = tls.accept(connection).await {
                 let version = HttpVersion::negotiated(connection.get_ref().1.alpn_protocol());
-                converse(version, connection, router, head_timeout, entered, closed).await;
+                let spoken = (connection, version, remote);
+                converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
     }
 }
 
 async fn converse(
-    version: HttpVersion,
-    connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    (connection, version, remote): (
+        impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        HttpVersion,
+        Remote,
+    ),
     router: Router,
     head_timeout: Duration,
     entered: Arc<Entered>,
     closed: watch::Receiver<()>,
 ) {
     let (router, own) = (TowerToHyperService::new(router), Arc::clone(&entered));
-    let service = service_fn(move |request: Request<Incoming>| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(remote);
         let running = own.begin();
         let response = router.call(request.map(|body| ReceivingBody::new(body, &own)));
         async move {
@@ -239,7 +352,7 @@ pub fn run(
     listener: TcpListener,
     server: Server,
     shutdown: impl Future<Output = ()> + Send,
-) -> io::Result<()> {
+) -> io::Result<Ended> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
         .max_blocking_threads(BLOCKING_THREADS)

@@ -148,6 +148,8 @@ impl Task {
                     Ok(Some(update)) => self.writer.update(update, &mut out),
                     Ok(None) => break,
                     Err(error) => {
+                        self.generation.drain();
+                        self.generation.record().streamed(Some(&error));
                         self.writer.fail(&error, &mut out);
                         return self.send(&mut out).await;
                     }
@@ -159,6 +161,8 @@ impl Task {
                 update = self.generation.next_ready();
             }
             if self.generation.is_done() {
+                // Before its client can know that it is complete.
+                self.generation.record().streamed(None);
                 self.writer.end(&mut out);
                 return self.send(&mut out).await;
             }

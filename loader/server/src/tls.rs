@@ -126,6 +126,11 @@ impl Tls {
         Ok(true)
     }
 
+    /// Reads the files again, whether they changed or not, and says what came of it.
+    pub(super) fn reload_now(&self) {
+        self.reload_and_tell(Force::Always);
+    }
+
     fn reload_and_tell(&self, force: Force) {
         match self.reload(force) {
             Ok(false) => {}
@@ -145,28 +150,12 @@ impl Tls {
 
     /// Watches the files for changes, forever.
     pub(super) async fn watch(self: Arc<Self>) {
-        #[cfg(unix)]
-        let mut hangups = {
-            use tokio::signal::unix::{SignalKind, signal};
-            signal(SignalKind::hangup()).ok()
-        };
         loop {
-            #[cfg(unix)]
-            let told = async {
-                match &mut hangups {
-                    Some(hangups) => hangups.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
-            #[cfg(not(unix))]
-            let told = std::future::pending::<Option<()>>();
-            let force = tokio::select! {
-                _ = told => Force::Always,
-                () = sleep(LOOK_AGAIN) => Force::IfChanged,
-            };
+            sleep(LOOK_AGAIN).await;
             let own = Arc::clone(&self);
             // Files may lie on a slow disk.
-            let _ = tokio::task::spawn_blocking(move || own.reload_and_tell(force)).await;
+            let _ =
+                tokio::task::spawn_blocking(move || own.reload_and_tell(Force::IfChanged)).await;
         }
     }
 }

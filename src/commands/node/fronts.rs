@@ -20,6 +20,7 @@ use crate::{
     commands::front::{self, Assignment},
     own_program,
     progress::say,
+    sd_notify,
 };
 
 /// Between two looks at the fronts.
@@ -228,6 +229,13 @@ impl Fronts {
             Some(known) if known.assignment.is_like(&assignment) && known.child.is_some() => {
                 known.assignment = assignment;
             }
+            // It reads its keys again.
+            Some(known)
+                if known.assignment.is_like_but_for_keys(&assignment) && known.child.is_some() =>
+            {
+                assignment.write_keys(&self.path(&name).with_extension("files"))?;
+                known.assignment = assignment;
+            }
             Some(known) => {
                 let (ending, timeout) = (known.child.take(), known.end_timeout());
                 known.assignment = assignment;
@@ -333,6 +341,9 @@ impl Fronts {
             command.arg("--identity").arg(identity);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for variable in sd_notify::VARIABLES {
+            command.env_remove(variable);
+        }
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;

@@ -26,7 +26,7 @@ use shardpack_manifests::Digest;
 use shardpack_transfer::receive::Shutdown;
 use tempfile::TempPath;
 
-use crate::progress::say;
+use crate::{progress::say, sd_notify};
 
 /// How a program on trial ends once it was confirmed; no program ends so by itself.
 pub(super) const CONFIRMED: u8 = 86;
@@ -85,6 +85,7 @@ impl Ending {
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             // Without signals the node still ends with its process.
             let _ = shardpack_server::wait_for_termination();
+            sd_notify::notify("STOPPING=1");
             asked.ask(End::Asked);
         })?;
         Ok(ending)

@@ -154,7 +154,7 @@ fn unit(program: &str, arguments: &[String], user: Option<&str>) -> String {
     let user = user.map_or_else(String::new, |user| format!("User={user}\n"));
     format!(
         "[Unit]\nDescription=shardpack node\nAfter=network-online.target\n\
-         Wants=network-online.target\n\n[Service]\nExecStart={line}\n{user}Restart=always\n\
+         Wants=network-online.target\n\n[Service]\nType=notify\nNotifyAccess=main\nExecStart={line}\n{user}Restart=always\n\
          RestartSec=1\nLimitNOFILE=8192\nTimeoutStopSec=30\n\n[Install]\n\
          WantedBy=multi-user.target\n"
     )
@@ -199,6 +199,7 @@ mod tests {
         let text = unit("/usr/local/bin/shardpack", &arguments(), Some("llm"));
         let line = "ExecStart=/usr/local/bin/shardpack node --listen 10.0.0.1:7420 --store \"/srv/my packages\"\n";
         assert!(text.contains(line), "{text}");
+        assert!(text.contains("\nType=notify\n"), "{text}");
         assert!(text.contains("\nUser=llm\n") && text.contains("\nRestart=always\n"), "{text}");
         assert_eq!(quoted("100%"), "100%%");
     }

@@ -1,9 +1,7 @@
 //! `serve` with several sets, or with sets that are loaded on demand: what was asked for is checked
 //! against the memory of this machine, or of the nodes, before anything starts.
 
-use std::{
-    collections::BTreeSet, path::Path, process::ExitCode, sync::Arc, thread, time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
@@ -25,6 +23,7 @@ use crate::{
     descriptors,
     failure::Failure,
     progress::{result, say, size},
+    sd_notify,
 };
 
 /// Whether this is a server of models that come and go.
@@ -45,7 +44,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     fits(&entries, &at_start, &machines)?;
     descriptors::raise_limit();
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
-    let tls = tls(args)?;
+    let (tls, ledger) = (tls(args)?, super::ledger(args)?);
     let listener = listen(args, keys.is_some(), tls.is_some())?;
     let address = listener.local_addr()?;
     let url = format!("{}://{address}/v1", if tls.is_some() { "https" } else { "http" });
@@ -67,6 +66,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         let nodes = remote.len().max(1) as u32;
         server = server.with_store(Arc::new(Models { store, nodes }));
     }
+    server = super::watched(server).with_ledger(ledger);
     if let Some(keys) = keys {
         server = server.with_keys(keys);
     }
@@ -97,11 +97,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;
     host.stop();
     outcome?;
-    served.context("the server ended")?;
-    if !args.json {
-        say("serve: stopped");
-    }
-    Ok(ExitCode::SUCCESS)
+    super::ended(args, served.context("the server ended")?)
 }
 
 /// Refuses what is for one model alone.
@@ -278,6 +274,7 @@ fn watch(
 }
 
 fn ready(args: &ServeArgs, names: &[String], url: &str) {
+    sd_notify::notify("READY=1");
     if args.json {
         result(&json!({ "serving": names[0], "models": names, "url": url }).to_string());
     } else {

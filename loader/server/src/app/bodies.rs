@@ -14,7 +14,10 @@ use tokio::{
 };
 
 use super::AppState;
-use crate::error::{ApiError, ErrorKind};
+use crate::{
+    error::{ApiError, ErrorKind},
+    keys::KeySlot,
+};
 
 /// Memory of large bodies that are on their way or not parsed yet.
 const BUDGET_KIB: u32 = 64 << 10;
@@ -53,6 +56,16 @@ impl AppState {
     /// Reads a request's body. One that says that it is far too large is refused before it is read; one
     /// that is a little too large is read and forgotten, so that its sender gets to read why.
     pub(super) async fn read_body(&self, request: Request<Body>) -> Result<Bytes, ApiError> {
+        self.read_charged(request, None).await
+    }
+
+    /// The same, and the key pays for the bytes: before they are read where the request says how many
+    /// there are, else as they come.
+    pub(super) async fn read_charged(
+        &self,
+        request: Request<Body>,
+        key: Option<&KeySlot>,
+    ) -> Result<Bytes, ApiError> {
         let limit = self.limits.body_bytes;
         let mut body = request.into_body();
         let size = body.size_hint().upper().unwrap_or(limit as u64);
@@ -63,6 +76,11 @@ impl AppState {
         if size > 2 * limit as u64 {
             return Err(too_large());
         }
+        let known = body.size_hint().exact();
+        if let (Some(key), Some(bytes)) = (key, known) {
+            key.spend_bytes(bytes)?;
+        }
+        let pays = key.filter(|_| known.is_none());
         let is_kept = size <= limit as u64;
         let part = timeout(self.limits.body_timeout, self.part(if is_kept { size } else { 0 }));
         let part = part.await.map_err(|_| {
@@ -75,6 +93,9 @@ impl AppState {
             // The connection broke.
             let Ok(data) = frame.map_err(|_| too_large())?.into_data() else { continue };
             received += data.len();
+            if let Some(key) = pays {
+                key.spend_bytes(data.len() as u64)?;
+            }
             if received > limit && is_kept {
                 return Err(too_large());
             }

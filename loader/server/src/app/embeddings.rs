@@ -35,7 +35,8 @@ pub(super) async fn embed(
     app.check_ready()?;
     let begun = Instant::now();
     let key = caller.begin()?;
-    let body = app.read_body(request).await?;
+    let body = app.read_charged(request, key.as_ref()).await?;
+    caller.record.body(body.len());
     let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| dialect.parse(&body),
@@ -45,12 +46,14 @@ pub(super) async fn embed(
             Ok((request, prompts))
         },
     };
-    let (entered, (request, prompts)) = app.read(Need::Engine, reading).await?;
+    let (entered, (request, prompts)) =
+        app.read(caller.key.as_ref(), Need::Engine, reading).await?;
     let Entered { served, name: model, share: _share } = entered;
     let tokens = total(&prompts);
     if let Some(key) = &key {
         key.spend(tokens);
     }
+    caller.record.submitted(served.name(), tokens);
     served.metrics.ignored(request.ignored.len());
     let form = served.model.embedding().cloned();
     let untrained = form.is_none();

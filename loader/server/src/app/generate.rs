@@ -33,7 +33,7 @@ use crate::{
     dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
     generation::{Generation, GenerationContext, RequestSlot, Sequence},
-    keys::{KeySlot, Scope},
+    keys::{Key, KeySlot, Scope},
     registry::{Entered, Found, Need, Waiting},
     served_model::ServedModel,
     stream::{self, StreamOptions},
@@ -48,11 +48,11 @@ pub(super) async fn generate(
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
     let key = caller.begin()?;
-    let body = app.read_body(request).await?;
+    let body = app.read_charged(request, key.as_ref()).await?;
+    caller.record.body(body.len());
     // One slot until the number of choices is known; only now, so that slow senders have none.
     let permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
-    let owner = caller.owner().map(str::to_owned);
-    let reader = Arc::clone(&app);
+    let (reader, owner) = (Arc::clone(&app), caller.key.clone());
     let read = blocking(move || reader.read_generation(dialect, &body, owner.as_deref())).await?;
     let admitted = Admitted { permit, key };
     let (parsed, entered, prepared) = match read {
@@ -116,16 +116,18 @@ impl AppState {
         self: &Arc<Self>,
         dialect: Dialect,
         body: &[u8],
-        owner: Option<&str>,
+        key: Option<&Key>,
     ) -> Result<Read, ApiError> {
+        let owner = key.map(Key::name);
         let earlier = |id: &str| self.store.items(id, owner, Instant::now());
         let parsed = Box::new(dialect.parse_after(body, &earlier)?);
         if matches!(parsed.prompt, Prompt::Load | Prompt::Unload) && self.models.has_host() {
             return Ok(Read::Residency(parsed));
         }
-        let found = self.models.find(parsed.model.as_deref(), Need::Engine)?;
+        let found = self.find(key, parsed.model.as_deref(), Need::Engine)?;
         if let Some(keep_alive) = parsed.writer_options.stay() {
-            let name = self.models.known_name(parsed.model.as_deref())?;
+            let asked = self.permitted(key, parsed.model.as_deref())?;
+            let name = self.models.known_name(asked.as_deref())?;
             self.models.keep_alive(&name, keep_alive);
         }
         Ok(match found {
@@ -172,6 +174,7 @@ impl AppState {
         if let Some(error) = prepared.refusal.take() {
             self.count(&caller.id, &entered, &prepared);
             self.front.refused(error.code.unwrap_or_default());
+            caller.record.streamed(Some(&error));
             let identity = identity(&caller, &entered.name, &prepared);
             let writer = self.writer(&caller, parsed.writer_options, identity);
             return Ok((headers, stream::refuse(writer, &error)).into_response());
@@ -214,6 +217,7 @@ impl AppState {
         if let Some(key) = &key {
             key.spend(prepared.prompt_tokens);
         }
+        caller.record.submitted(served.name(), prepared.prompt_tokens);
         self.note(&served.metrics, &caller.id, &prepared.notes);
         served.metrics.ignored(prepared.ignored.len());
         let context = GenerationContext {
@@ -224,7 +228,8 @@ impl AppState {
             event_timeout: self.limits.event_timeout,
             request_timeout: self.limits.request_timeout,
         };
-        let slot = RequestSlot { permit, share, key };
+        let record = Arc::clone(&caller.record);
+        let slot = RequestSlot { permit, share, key, record };
         match Generation::submit(context, prepared.sequences, slot) {
             Ok(generation) => Ok((generation, writer)),
             Err(error) => Err((error, writer)),
@@ -266,6 +271,7 @@ impl AppState {
             let (parsed, entered, prepared) = prepared;
             return self.answer(caller, *parsed, entered, *prepared, admitted).await;
         }
+        caller.record.streams();
         let options = StreamOptions { keep_alive, write_timeout };
         let form = parsed.writer_options.stream_form();
         let writers = self.writers();
@@ -295,6 +301,7 @@ impl AppState {
         error: ApiError,
     ) -> (ApiError, Box<dyn Writer>) {
         self.front.refused(error.code.unwrap_or("error"));
+        caller.record.streamed(Some(&error));
         let identity = Identity {
             id: caller.id.clone(),
             created: unix_seconds(),
@@ -313,7 +320,8 @@ impl AppState {
         caller: &Caller,
         parsed: Box<ParsedRequest>,
     ) -> Result<Response, ApiError> {
-        let name = self.models.known_name(parsed.model.as_deref())?;
+        let asked = self.permitted(caller.key.as_deref(), parsed.model.as_deref())?;
+        let name = self.models.known_name(asked.as_deref())?;
         let is_load = parsed.prompt == Prompt::Load;
         if let Some(key) = &caller.key
             && !(is_load && self.models.loads_on_demand())
@@ -496,6 +504,7 @@ impl AppState {
         let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
         let first = timeout(keep_alive, generation.next()).await.ok().transpose()?.flatten();
         let options = StreamOptions { keep_alive, write_timeout };
+        generation.record().streams();
         Ok(stream::respond(generation, first, writer, options, &self.writers()))
     }
 

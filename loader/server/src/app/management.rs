@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::State,
     http::Request,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use shardpack_chat::json::Object;
 use tokio::sync::oneshot;
 
-use super::{AppState, pulls::asked};
+use super::{AppState, middleware::Caller, pulls::asked};
 use crate::{
     dialect::parse_object,
     error::{ApiError, ErrorKind},
@@ -29,43 +29,47 @@ use crate::{
 /// Loads a model and answers once it is loaded. It goes on loading when the client leaves.
 pub(super) async fn load(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let name = app.managed(&app.object(request).await?)?;
+    let name = app.managed(&caller, &app.object(request).await?)?;
     app.models.load(&name, app.draining.subscribe()).await?;
-    app.managed_detail(&name)
+    app.managed_detail(&caller, &name)
 }
 
 /// Unloads a model and answers once its memory is free. Its running requests get the server's drain
 /// time to end.
 pub(super) async fn unload(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let name = app.managed(&app.object(request).await?)?;
+    let name = app.managed(&caller, &app.object(request).await?)?;
     app.models.unload(&name, app.draining.subscribe()).await?;
-    app.managed_detail(&name)
+    app.managed_detail(&caller, &name)
 }
 
 /// Serves a model from another set and answers once the old one's memory is free.
 pub(super) async fn swap(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let body = app.object(request).await?;
-    let name = app.managed(&body)?;
+    let name = app.managed(&caller, &body)?;
     let required = || ApiError::param("set", "set: expected the name of a set of the store");
     let set = body.get("set").and_then(|set| set.as_str()).ok_or_else(required)?.to_owned();
     app.models.swap(&name, set, app.draining.subscribe()).await?;
-    app.managed_detail(&name)
+    app.managed_detail(&caller, &name)
 }
 
 /// Verifies every byte of a model's packages.
 pub(super) async fn verify(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let name = app.managed(&app.object(request).await?)?;
+    let name = app.managed(&caller, &app.object(request).await?)?;
     let Some(checks) = &app.checks else {
         let message = "this server has no packages that could be verified";
         return Err(ApiError::new(ErrorKind::Invalid, message));
@@ -133,12 +137,14 @@ impl AppState {
     }
 
     /// The model that a body names.
-    fn managed(&self, body: &Object) -> Result<String, ApiError> {
+    fn managed(&self, caller: &Caller, body: &Object) -> Result<String, ApiError> {
         let required = || ApiError::param("model", "model: expected the name of a model");
-        self.models.known_name(Some(asked(body).ok_or_else(required)?))
+        let asked = asked(body).ok_or_else(required)?;
+        self.permitted(caller.key.as_deref(), Some(asked))?;
+        self.models.known_name(Some(asked))
     }
 
-    fn managed_detail(&self, name: &str) -> Result<Response, ApiError> {
-        self.view(name).map(|view| Json(self.detail(&view)).into_response())
+    fn managed_detail(&self, caller: &Caller, name: &str) -> Result<Response, ApiError> {
+        self.view(caller.key.as_ref(), name).map(|view| Json(self.detail(&view)).into_response())
     }
 }

@@ -1,7 +1,7 @@
 //! Middleware around every request: authentication, error format of the dialect, CORS, metrics and
 //! the access log. Prompts and answers are not looked at.
 
-use std::{sync::Arc, time::Instant};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use axum::{
     body::Body,
@@ -16,7 +16,8 @@ use super::AppState;
 use crate::{
     error::{ApiError, Shape},
     keys::{Key, KeySlot, Scope},
-    routes::{Route, route_of},
+    ledger::{Opened, Record},
+    routes::{Route, Target, route_of},
 };
 
 /// Identity of a request, for its handler.
@@ -26,7 +27,13 @@ pub(super) struct Caller {
     pub(super) id: String,
     /// The API key, where keys are required.
     pub(super) key: Option<Arc<Key>>,
+    /// What the request takes.
+    pub(super) record: Arc<Record>,
 }
+
+/// Where a connection comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote(pub(crate) SocketAddr);
 
 impl Caller {
     /// Takes a slot of the API key, where keys are required.
@@ -63,16 +70,21 @@ pub(super) async fn handle_request(
     let id = super::random_id().unwrap_or_default();
     let checked = app.check_browser(&method, request.uri(), request.headers());
     let known = checked.and_then(|()| app.authenticate(route, request.headers()));
+    let name = known.as_ref().ok().and_then(Option::as_ref).map(|key| key.name().to_owned());
+    let record = app.record(&id, route, name.as_deref(), &request);
     let (response, key) = match known {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
-            let name = key.as_ref().map(|key| key.name().to_owned());
-            request.extensions_mut().insert(Caller { id: id.clone(), key });
+            let caller = record.clone().unwrap_or_else(|| Record::unkept(&app.ledger));
+            request.extensions_mut().insert(Caller { id: id.clone(), key, record: caller });
             (format_error(next.run(request).await, shape), name)
         }
     };
     let mut response = response;
     let code = response.extensions().get::<ApiError>().map(|error| error.code.unwrap_or("error"));
+    if let Some(record) = record {
+        record.responded(response.status().as_u16(), code);
+    }
     app.front.responded(route.map_or("other", |route| route.path), response.status().as_u16());
     if let Some(code) = code {
         app.front.refused(code);
@@ -167,7 +179,41 @@ fn methods_of(path: &str) -> Vec<&'static str> {
     methods
 }
 
+/// The API of a route that computes.
+fn dialect_of(route: &Route) -> Option<String> {
+    match route.target {
+        Target::Generate(dialect) => Some(format!("{dialect:?}").to_lowercase()),
+        Target::Embed(_) => Some("embeddings".to_owned()),
+        Target::Rerank => Some("rerank".to_owned()),
+        Target::CountTokens | Target::Tokenize | Target::Detokenize | Target::ApplyTemplate => {
+            Some("tokens".to_owned())
+        }
+        _ => None,
+    }
+}
+
 impl AppState {
+    /// Begins the record of a request; none of what is public, such as probes and the web page.
+    fn record(
+        &self,
+        id: &str,
+        route: Option<&'static Route>,
+        key: Option<&str>,
+        request: &Request<Body>,
+    ) -> Option<Arc<Record>> {
+        if route.is_some_and(|route| route.scope.is_none()) {
+            return None;
+        }
+        let opened = Opened {
+            id: id.to_owned(),
+            key: key.map(str::to_owned),
+            remote: request.extensions().get::<Remote>().map(|remote| remote.0.to_string()),
+            route: route.map(|route| route.path),
+            dialect: route.and_then(dialect_of),
+        };
+        Some(Record::open(&self.ledger, opened))
+    }
+
     /// Authenticates a request. Without configured keys every request is allowed.
     fn authenticate(
         &self,

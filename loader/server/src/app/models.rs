@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
     http::Uri,
     response::{IntoResponse, Response},
@@ -14,8 +14,10 @@ use axum::{
 use serde_json::{Value, json};
 use shardpack_chat::json::Json as OrderedJson;
 
-use super::AppState;
-use crate::{dialect::rfc3339, error::ApiError, model_host::MemoryShare, registry::ModelView};
+use super::{AppState, middleware::Caller};
+use crate::{
+    dates::rfc3339, error::ApiError, keys::Key, model_host::MemoryShare, registry::ModelView,
+};
 
 /// A model under the name by which a client asked for it.
 pub(super) struct NamedView {
@@ -24,22 +26,24 @@ pub(super) struct NamedView {
 }
 
 impl AppState {
-    /// Every model under each of its names.
-    pub(super) fn named_views(&self) -> Vec<NamedView> {
+    /// Every model that a key may use, under each of its names.
+    pub(super) fn named_views(&self, key: Option<&Arc<Key>>) -> Vec<NamedView> {
         let named = |view: ModelView| {
             let names = view.card.names.clone();
             let view = Arc::new(view);
             names.into_iter().map(move |name| NamedView { name, view: Arc::clone(&view) })
         };
-        self.models.views().into_iter().flat_map(named).collect()
+        let may_use = |view: &ModelView| key.is_none_or(|key| key.may_use(&view.card.names));
+        self.models.views().into_iter().filter(may_use).flat_map(named).collect()
     }
 
     /// The model of a name.
-    pub(super) fn view(&self, asked: &str) -> Result<NamedView, ApiError> {
+    pub(super) fn view(&self, key: Option<&Arc<Key>>, asked: &str) -> Result<NamedView, ApiError> {
+        self.permitted(key.map(AsRef::as_ref), Some(asked))?;
         let name = self.models.known_name(Some(asked))?;
         let is_it = |view: &NamedView| view.name == name;
         // Names do not change while the server runs.
-        let found = self.named_views().into_iter().find(is_it);
+        let found = self.named_views(key).into_iter().find(is_it);
         found.ok_or_else(super::generate::failed)
     }
 
@@ -116,9 +120,10 @@ impl AppState {
 /// Default sampling, context and chat template, as llama.cpp's server has them.
 pub(super) async fn props(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let served = app.of_query(&uri).await?;
+    let served = app.of_query(caller.key.as_ref(), &uri).await?;
     let sampling = served.model.default_sampling();
     let template: OrderedJson = served.model.template_source().into();
     let context = served.model.max_positions();
@@ -150,8 +155,11 @@ fn shown(value: f32) -> Value {
     value.to_string().parse().unwrap_or(Value::Null)
 }
 
-pub(super) async fn models(State(app): State<Arc<AppState>>) -> Response {
-    let views = app.named_views();
+pub(super) async fn models(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    let views = app.named_views(caller.key.as_ref());
     let data: Vec<Value> = views.iter().map(|view| app.entry(view)).collect();
     let name = |view: Option<&NamedView>| view.map(|view| view.name.clone());
     let (first, last) = (name(views.first()), name(views.last()));
@@ -163,22 +171,28 @@ pub(super) async fn models(State(app): State<Arc<AppState>>) -> Response {
 
 pub(super) async fn model(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.view(&id).map(|view| Json(app.detail(&view)).into_response())
+    app.view(caller.key.as_ref(), &id).map(|view| Json(app.detail(&view)).into_response())
 }
 
 /// The models as LM Studio's own API lists them.
-pub(super) async fn lm_studio_models(State(app): State<Arc<AppState>>) -> Response {
-    let data: Vec<Value> = app.named_views().iter().map(NamedView::lm_studio).collect();
+pub(super) async fn lm_studio_models(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    let views = app.named_views(caller.key.as_ref());
+    let data: Vec<Value> = views.iter().map(NamedView::lm_studio).collect();
     Json(json!({"object": "list", "data": data})).into_response()
 }
 
 pub(super) async fn lm_studio_model(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.view(&id).map(|view| Json(view.lm_studio()).into_response())
+    app.view(caller.key.as_ref(), &id).map(|view| Json(view.lm_studio()).into_response())
 }
 
 impl NamedView {

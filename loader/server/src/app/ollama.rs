@@ -7,7 +7,7 @@ use std::{
 };
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::State,
     http::Request,
@@ -19,11 +19,8 @@ use shardpack_chat::{
     model::DefaultSampling,
 };
 
-use super::{AppState, models::NamedView, pulls::asked};
-use crate::{
-    dialect::{parse_object, rfc3339},
-    error::ApiError,
-};
+use super::{AppState, middleware::Caller, models::NamedView, pulls::asked};
+use crate::{dates::rfc3339, dialect::parse_object, error::ApiError};
 
 /// Clients compare it with the version that a feature came in: it is the last one whose features
 /// are all here (0.12.11 log probabilities, 0.13.3 responses, 0.14.0 messages). shardpack's own
@@ -64,9 +61,9 @@ impl NamedView {
 
 impl AppState {
     /// The model that a body names.
-    pub(super) fn named(&self, body: &Object) -> Result<NamedView, ApiError> {
+    pub(super) fn named(&self, caller: &Caller, body: &Object) -> Result<NamedView, ApiError> {
         let required = || ApiError::param("model", "model is required");
-        self.view(asked(body).ok_or_else(required)?)
+        self.view(caller.key.as_ref(), asked(body).ok_or_else(required)?)
     }
 }
 
@@ -83,21 +80,28 @@ fn parameters(sampling: &DefaultSampling) -> String {
     lines.join("\n")
 }
 
-pub(super) async fn tags(State(app): State<Arc<AppState>>) -> Response {
+pub(super) async fn tags(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
     let created_at = app.created_at();
     let entry = |view: &NamedView| {
         let mut entry = view.ollama(&created_at);
         entry["capabilities"] = json!(view.capabilities());
         entry
     };
-    let models: Vec<Value> = app.named_views().iter().map(entry).collect();
+    let views = app.named_views(caller.key.as_ref());
+    let models: Vec<Value> = views.iter().map(entry).collect();
     Json(json!({"models": models})).into_response()
 }
 
 /// The models in memory, each under its first name.
-pub(super) async fn ps(State(app): State<Arc<AppState>>) -> Response {
+pub(super) async fn ps(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
     let created_at = app.created_at();
-    let views = app.named_views();
+    let views = app.named_views(caller.key.as_ref());
     let loaded =
         views.iter().filter(|it| it.view.served.is_some() && it.name == it.view.card.name());
     let entry = |view: &NamedView| {
@@ -114,10 +118,11 @@ pub(super) async fn ps(State(app): State<Arc<AppState>>) -> Response {
 /// What a model is; template and sampling only of one that is loaded.
 pub(super) async fn show(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
-    let named = app.named(&body)?;
+    let named = app.named(&caller, &body)?;
     let (name, card) = (&named.name, &named.view.card);
     let mut shown = json!({
         "modelfile": format!("# The model of a shardpack server\nFROM {name}\n"),

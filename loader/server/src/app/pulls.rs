@@ -63,7 +63,7 @@ pub(super) async fn pull(
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
     let streams = body.get("stream") != Some(&OrderedJson::Bool(false));
-    let Err(unserved) = app.named(&body) else { return Ok(there_already(streams)) };
+    let Err(unserved) = app.named(&caller, &body) else { return Ok(there_already(streams)) };
     let (name, pulls) = app.stored(&body, &caller, unserved)?;
     let pull = pulls.begin(name)?;
     if streams {
@@ -116,7 +116,7 @@ pub(super) async fn delete(
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
-    let unserved = match app.named(&body).map(|view| view.name) {
+    let unserved = match app.named(&caller, &body).map(|view| view.name) {
         Err(error) => error,
         Ok(name) => {
             let message = format!(

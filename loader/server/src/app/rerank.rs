@@ -43,20 +43,22 @@ pub(super) async fn rerank(
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
     let key = caller.begin()?;
-    let body = app.read_body(request).await?;
+    let body = app.read_charged(request, key.as_ref()).await?;
+    caller.record.body(body.len());
     let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| RerankRequest::parse(&body),
         name: |request: &RerankRequest| request.model.as_deref(),
         prepare: |_: &AppState, entered: &Entered, request| entered.served.prepare_rerank(request),
     };
-    let (entered, prepared) = app.read(Need::Engine, reading).await?;
+    let (entered, prepared) = app.read(caller.key.as_ref(), Need::Engine, reading).await?;
     let Entered { served, name: model, share: _share } = entered;
     let PreparedRerank { request, prompts, judge } = prepared;
     let tokens = total(&prompts);
     if let Some(key) = &key {
         key.spend(tokens);
     }
+    caller.record.submitted(served.name(), tokens);
     served.metrics.ignored(request.ignored.len());
     let scores = match judge {
         Some(answers) => served.judged(&prompts, answers).await?,

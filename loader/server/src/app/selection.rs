@@ -1,13 +1,14 @@
 //! The model of a request: found by its name, and waited for where it has to be loaded first.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use axum::http::Uri;
 use tokio::task::spawn_blocking;
 
 use super::{AppState, generate::failed};
 use crate::{
-    error::ApiError,
+    error::{ApiError, ErrorKind},
+    keys::Key,
     registry::{Entered, Found, Need, Waiting},
     served_model::ServedModel,
 };
@@ -33,6 +34,7 @@ impl AppState {
     /// Reads a request, away from the threads that serve connections, and waits for its model.
     pub(super) async fn read<R, T>(
         self: &Arc<Self>,
+        key: Option<&Arc<Key>>,
         need: Need,
         reading: Reading<
             impl FnOnce(&Self) -> Result<R, ApiError> + Send + 'static,
@@ -45,11 +47,11 @@ impl AppState {
         T: Send + 'static,
     {
         let Reading { parse, name, prepare } = reading;
-        let app = Arc::clone(self);
+        let (app, key) = (Arc::clone(self), key.cloned());
         // In one go where the model is there.
         let read = blocking(move || {
             let parsed = parse(&app)?;
-            Ok(match app.models.find(name(&parsed), need)? {
+            Ok(match app.find(key.as_deref(), name(&parsed), need)? {
                 Found::Entered(entered) => {
                     let prepared = prepare(&app, &entered, parsed)?;
                     Read::Whole(entered, prepared)
@@ -77,6 +79,47 @@ impl AppState {
     }
 }
 
+impl AppState {
+    /// The name of the model that a key means. One that it may not use is unknown to it; where none is
+    /// named, its first is meant.
+    pub(super) fn permitted<'a>(
+        &self,
+        key: Option<&Key>,
+        asked: Option<&'a str>,
+    ) -> Result<Option<Cow<'a, str>>, ApiError> {
+        let Some(key) = key.filter(|key| key.is_restricted()) else {
+            return Ok(asked.map(Cow::Borrowed));
+        };
+        let own: Vec<Vec<String>> = self.models.names();
+        let own: Vec<&Vec<String>> = own.iter().filter(|names| key.may_use(names)).collect();
+        let found = match asked {
+            None => own.first().map(|names| Cow::Owned(names[0].clone())),
+            Some(asked) => own
+                .iter()
+                .any(|names| names.iter().any(|name| name == asked))
+                .then_some(Cow::Borrowed(asked)),
+        };
+        found.map(Some).ok_or_else(|| {
+            let names: Vec<&String> = own.into_iter().flatten().collect();
+            let asked = asked.unwrap_or_default();
+            let message = format!("model '{asked}' not found: expected one of {names:?}");
+            let error = ApiError::new(ErrorKind::NotFound, message).with_code("model_not_found");
+            ApiError { param: Some("model".to_owned()), ..error }
+        })
+    }
+
+    /// The model that a request asks for with this key.
+    pub(super) fn find(
+        &self,
+        key: Option<&Key>,
+        asked: Option<&str>,
+        need: Need,
+    ) -> Result<Found, ApiError> {
+        let permitted = self.permitted(key, asked)?;
+        self.models.find(permitted.as_deref(), need)
+    }
+}
+
 enum Read<R, T, M> {
     Whole(Entered, T),
     Waits(Waiting, R, M),
@@ -84,14 +127,23 @@ enum Read<R, T, M> {
 
 impl AppState {
     /// The model that a query names (`?model=NAME`), for what needs only its text side.
-    pub(super) async fn of_query(&self, uri: &Uri) -> Result<Arc<ServedModel>, ApiError> {
-        let asked = uri.query().into_iter().flat_map(|query| query.split('&'));
-        let asked = asked.filter_map(|part| part.strip_prefix("model=")).map(decoded).next();
-        match self.models.find(asked.as_deref(), Need::Text)? {
+    pub(super) async fn of_query(
+        &self,
+        key: Option<&Arc<Key>>,
+        uri: &Uri,
+    ) -> Result<Arc<ServedModel>, ApiError> {
+        let asked = query_value(uri, "model");
+        match self.find(key.map(AsRef::as_ref), asked.as_deref(), Need::Text)? {
             Found::Entered(entered) => Ok(entered.served),
             Found::Waits(waiting) => Ok(self.enter(waiting).await?.served),
         }
     }
+}
+
+/// The first value of a name in a query.
+pub(super) fn query_value(uri: &Uri, name: &str) -> Option<String> {
+    let mut parts = uri.query().into_iter().flat_map(|query| query.split('&'));
+    parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('=')).map(decoded)
 }
 
 /// The text of a query's value: `%2F` is a slash, and what is no such escape stays as it is.

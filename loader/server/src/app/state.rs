@@ -1,9 +1,9 @@
 //! Health, readiness, metrics and statistics.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
@@ -12,9 +12,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use shardpack_engine_api::{EngineState, EngineStatus};
 
-use super::AppState;
+use super::{AppState, middleware::Caller};
 use crate::{
     error::{ApiError, ErrorKind},
+    keys::Scope,
+    ledger::MachinePower,
     metrics::merged,
     registry::{ModelState, ModelView},
 };
@@ -70,6 +72,10 @@ pub(super) async fn ready(State(app): State<Arc<AppState>>) -> Response {
 /// Metrics for Prometheus.
 pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Response {
     let views = app.models.views();
+    app.front.set_usage(app.ledger.by_key());
+    if let Some(keys) = &app.keys {
+        app.front.set_keys(keys.all().len(), keys.reload_failed().is_some());
+    }
     let models = views.iter().map(|view| view.metrics.text(engine(view).as_ref()));
     let texts: Vec<String> = std::iter::once(app.front.text()).chain(models).collect();
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -77,10 +83,16 @@ pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Response {
 }
 
 /// Statistics that the web page shows: those of the first model, and a list of all.
-pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
-    let views = app.models.views();
-    let (state, reason) = app.state(&views);
-    let mut stats = app.model_stats(&views[0]);
+pub(super) async fn stats(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    let all = app.models.views();
+    let (state, reason) = app.state(&all);
+    let may_use =
+        |view: &ModelView| caller.key.as_ref().is_none_or(|key| key.may_use(&view.card.names));
+    let views: Vec<ModelView> = all.into_iter().filter(may_use).collect();
+    let mut stats = views.first().map_or_else(|| json!({}), |view| app.model_stats(view));
     stats["state"] = state.into();
     stats["reason"] = json!(reason);
     stats["models"] = views
@@ -92,6 +104,13 @@ pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
             stats
         })
         .collect();
+    if let (Some(keys), Some(key)) = (&app.keys, &caller.key)
+        && (key.has(Scope::Admin) || key.has(Scope::Metrics))
+    {
+        let now = Instant::now();
+        stats["keys"] = keys.all().iter().map(|key| key.stats(now)).collect();
+        stats["keys_reload_failed"] = json!(keys.reload_failed());
+    }
     Json(stats).into_response()
 }
 
@@ -101,6 +120,27 @@ fn engine(view: &ModelView) -> Option<EngineStatus> {
 }
 
 impl AppState {
+    /// What power the machines draw that say so, and the models on each.
+    pub(crate) fn powers(&self) -> Vec<MachinePower> {
+        let mut machines: BTreeMap<String, MachinePower> = BTreeMap::new();
+        for view in self.models.views() {
+            let (Some(engine), Some(served)) = (engine(&view), &view.served) else { continue };
+            for (rank, vitals) in engine.vitals.iter().enumerate() {
+                let Some(milliwatts) = vitals.power_mw else { continue };
+                // Ranks without a node of their own run here, on one machine.
+                let node = served.nodes.get(rank).filter(|name| !name.starts_with("rank "));
+                let machine = machines
+                    .entry(node.cloned().unwrap_or_default())
+                    .or_insert_with(|| MachinePower { milliwatts: 0, models: Vec::new() });
+                machine.milliwatts = machine.milliwatts.max(milliwatts);
+                if !machine.models.iter().any(|model| model == served.name()) {
+                    machine.models.push(served.name().to_owned());
+                }
+            }
+        }
+        machines.into_values().collect()
+    }
+
     fn model_stats(&self, view: &ModelView) -> Value {
         let engine = engine(view);
         let nodes = match (&engine, &view.served) {

@@ -36,15 +36,16 @@ async fn answer<R: Send + 'static>(
     work: fn(&ServedModel, R) -> Result<Value, ApiError>,
 ) -> Result<Response, ApiError> {
     // What is counted is computed: it has the limits of what is generated.
-    let _key = caller.begin()?;
-    let body = app.read_body(request).await?;
+    let key = caller.begin()?;
+    let body = app.read_charged(request, key.as_ref()).await?;
+    caller.record.body(body.len());
     let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| parse(&body),
         name,
         prepare: move |_: &AppState, entered: &Entered, parsed| work(&entered.served, parsed),
     };
-    let (_, value) = app.read(Need::Text, reading).await?;
+    let (_, value) = app.read(caller.key.as_ref(), Need::Text, reading).await?;
     Ok(Json(value).into_response())
 }
 
@@ -143,9 +144,10 @@ pub(super) async fn detokenize(
 /// The tokenizer's settings, as vLLM has them; of the model that the query names.
 pub(super) async fn tokenizer_info(
     State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let served = app.of_query(&uri).await?;
+    let served = app.of_query(caller.key.as_ref(), &uri).await?;
     Ok(Json(served.model.tokenizer_info()).into_response())
 }
 

@@ -5,5 +5,4 @@ mod request;
 mod writer;
 
 pub(super) use request::{parse_chat, parse_generate};
-pub(crate) use writer::rfc3339;
 pub(super) use writer::{LINES, OllamaWriter, Options, Route, without_prompt};

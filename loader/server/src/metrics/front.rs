@@ -2,11 +2,12 @@
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
 use super::encoded;
+use crate::ledger::Sums;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Response {
@@ -19,11 +20,27 @@ struct Refused {
     code: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KeyTokens {
+    key: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KeyRequests {
+    key: String,
+    outcome: &'static str,
+}
+
 /// Counters of what was answered, whichever model it was for.
 pub(crate) struct FrontMetrics {
     registry: Registry,
     responses: Family<Response, Counter>,
     refused: Family<Refused, Counter>,
+    key_tokens: Family<KeyTokens, Counter>,
+    key_requests: Family<KeyRequests, Counter>,
+    keys: Gauge,
+    keys_reload_failed: Gauge,
 }
 
 impl FrontMetrics {
@@ -43,12 +60,59 @@ impl FrontMetrics {
             "Refused requests, by error code",
             Family::clone(&refused),
         );
-        Self { registry, responses, refused }
+        let (key_tokens, key_requests) = (Family::default(), Family::default());
+        r.register(
+            "shardpack_key_tokens",
+            "Tokens by API key, since the file of usage began",
+            Family::clone(&key_tokens),
+        );
+        r.register(
+            "shardpack_key_requests",
+            "Requests by API key, since the file of usage began",
+            Family::clone(&key_requests),
+        );
+        let (keys, keys_reload_failed) = (Gauge::default(), Gauge::default());
+        r.register("shardpack_keys", "API keys in use", keys.clone());
+        r.register(
+            "shardpack_keys_reload_failed",
+            "1 while the file of API keys cannot be read again and the old keys are in use",
+            keys_reload_failed.clone(),
+        );
+        Self { registry, responses, refused, key_tokens, key_requests, keys, keys_reload_failed }
     }
 
     /// The text that Prometheus reads.
     pub(crate) fn text(&self) -> String {
         encoded(&self.registry)
+    }
+
+    /// Shows how many keys there are, and whether their file could be read when it changed last.
+    pub(crate) fn set_keys(&self, keys: usize, reload_failed: bool) {
+        self.keys.set(keys as i64);
+        self.keys_reload_failed.set(i64::from(reload_failed));
+    }
+
+    /// Shows what was used by each key; requests without a key have the empty name.
+    pub(crate) fn set_usage(&self, usage: Vec<(Option<String>, Sums)>) {
+        let raise = |counter: &Counter, to: u64| {
+            counter.inc_by(to.saturating_sub(counter.get()));
+        };
+        for (key, sums) in usage {
+            let key = key.unwrap_or_default();
+            let tokens = [
+                ("prompt", sums.prompt_tokens),
+                ("cached", sums.cached_tokens),
+                ("completion", sums.completion_tokens),
+            ];
+            for (kind, count) in tokens {
+                let labels = KeyTokens { key: key.clone(), kind };
+                raise(&self.key_tokens.get_or_create(&labels), count);
+            }
+            for (outcome, count) in [("taken", sums.requests), ("refused", sums.refused)] {
+                let labels = KeyRequests { key: key.clone(), outcome };
+                raise(&self.key_requests.get_or_create(&labels), count);
+            }
+        }
     }
 
     /// A response has been made.

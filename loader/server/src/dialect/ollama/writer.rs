@@ -1,6 +1,6 @@
 //! Ollama's answers: one JSON object, or one a line.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
@@ -9,6 +9,7 @@ use shardpack_chat::{
 };
 
 use crate::{
+    dates::rfc3339,
     dialect::{Answer, Identity, Writer, json_logprob, to_json},
     error::{ApiError, Shape},
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
@@ -220,42 +221,5 @@ impl Writer for OllamaWriter {
         let mut line = self.line(&answer.content, &answer.reasoning, &calls, true);
         self.finish(&mut line);
         to_json(&line)
-    }
-}
-
-/// A time as RFC 3339 has it, in UTC.
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // Days to a date of the Gregorian calendar, whose eras have 146,097 days (Howard Hinnant,
-    // "chrono-compatible low-level date algorithms").
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let millis = since.subsec_millis();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn times_are_dates() {
-        let check = |seconds: u64, expected: &str| {
-            assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
-        };
-        check(0, "1970-01-01T00:00:00.000Z");
-        check(951_782_400, "2000-02-29T00:00:00.000Z");
-        check(1_798_761_599, "2026-12-31T23:59:59.000Z");
     }
 }
