@@ -99,6 +99,11 @@ soak:
     SHARDPACK_SOAK_SECONDS=60 cargo test --release --test cli random_templates -- --nocapture
     tests/fuzz.sh 60
 
+# A client with one stream beside others' many streams, long prompts and fresh grammars, held to strict bounds:
+# for a machine with nothing else to do; `just fairness grammars` for one of them.
+fairness *case:
+    SHARDPACK_FAIRNESS="{{case}}" cargo test --release --test cli a_quiet_stream -- --nocapture
+
 # How a decode step grows with the delay of every message, against the messages that a step has.
 latency:
     #!/usr/bin/env bash

@@ -1,4 +1,4 @@
-//! What systemd is told of a service of `Type=notify` (sd_notify(3)): a datagram to the
+//! What systemd is told of a service of `Type=notify` (`sd_notify(3)`): a datagram to the
 //! socket that it names. Without such a socket nothing is said, and launchd needs none.
 
 use std::{env, time::Duration};

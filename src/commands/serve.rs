@@ -209,19 +209,19 @@ fn serve(
         supervisor.stop();
     }
     outcome?;
-    ended(args, served.context("the server ended")?)
+    Ok(ended(args, served.context("the server ended")?))
 }
 
 /// The exit code of a server that was asked to end.
-fn ended(args: &ServeArgs, ended: Ended) -> Outcome {
+fn ended(args: &ServeArgs, ended: Ended) -> ExitCode {
     if let Ended::AtOnce(code) = ended {
         say("serve: stopped at once: running requests were cut off");
-        return Ok(ExitCode::from(code));
+        return ExitCode::from(code);
     }
     if !args.json {
         say("serve: stopped");
     }
-    Ok(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }
 
 /// What requests take, in the files that were named.

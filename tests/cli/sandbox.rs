@@ -104,7 +104,8 @@ fn attack(name: &str, changes: &[(&str, &[u8])]) -> Outcome {
         Err(error) => {
             let error: &dyn Error = &error;
             let error = causes(error);
-            if changes.iter().all(|(file, _)| *file != "tokenizer.json") {
+            // What is made up at random may fail on every conversation.
+            if !name.starts_with("seed") && changes[0].0 == "chat_template.jinja" {
                 let next = model.prompt(&says("peace"));
                 assert!(next.is_ok(), "{name}: {next:?} after {error}");
             }

@@ -29,8 +29,8 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-fn get(server: &Running, key: &str, route: &str) -> (u16, Value) {
-    let url = server.url().replace("/v1", route);
+fn get(url: &str, key: &str, route: &str) -> (u16, Value) {
+    let url = url.replace("/v1", route);
     let request = agent().get(&url).header("authorization", format!("Bearer {key}"));
     let mut response = request.call().unwrap();
     (response.status().as_u16(), response.body_mut().read_json().unwrap())
@@ -43,16 +43,16 @@ fn body(stream: bool, tokens: u32) -> Value {
     })
 }
 
-fn ask(server: &Running, key: &str, body: &Value) -> (u16, Value) {
-    let url = format!("{}/chat/completions", server.url());
+fn ask(url: &str, key: &str, body: &Value) -> (u16, Value) {
+    let url = format!("{url}/chat/completions");
     let request = agent().post(&url).header("authorization", format!("Bearer {key}"));
     let mut response = request.send_json(body).unwrap();
     (response.status().as_u16(), response.body_mut().read_json().unwrap())
 }
 
 /// Begins a stream and reads its first bytes.
-fn begin_stream(server: &Running, key: &str, tokens: u32) -> TcpStream {
-    let address = server.url().replace("http://", "").replace("/v1", "");
+fn begin_stream(url: &str, key: &str, tokens: u32) -> TcpStream {
+    let address = url.replace("http://", "").replace("/v1", "");
     let mut connection = TcpStream::connect(address).unwrap();
     connection.set_read_timeout(Some(SOON)).unwrap();
     let body = body(true, tokens).to_string();
@@ -127,8 +127,8 @@ impl Scene {
 }
 
 /// The sums of a key, as the server tells an administrator.
-fn usage_of(server: &Running, admin: &str, key: &str) -> [u64; 4] {
-    let (status, usage) = get(server, admin, "/v1/usage");
+fn usage_of(url: &str, admin: &str, key: &str) -> [u64; 4] {
+    let (status, usage) = get(url, admin, "/v1/usage");
     assert_eq!(status, 200, "{usage}");
     let rows = usage["data"].as_array().unwrap().iter().filter(|row| row["key"] == key);
     rows.fold([0; 4], |mut sums, row| {
@@ -182,10 +182,11 @@ fn usage_equals_what_responses_said_over_aborted_streams_and_a_kill() {
     let (mut answers_a, mut answers_b) = (Vec::new(), Vec::new());
     let (rounds, aborted) = (requests().div_ceil(50), 10);
     for round in 1..=u64::from(rounds) {
+        let url = server.url();
         thread::scope(|scope| {
             let many = |key: &str| -> Vec<Value> {
                 let one = |tokens: u32| {
-                    let (status, answer) = ask(&server, key, &body(false, tokens % 7 + 1));
+                    let (status, answer) = ask(&url, key, &body(false, tokens % 7 + 1));
                     assert_eq!(status, 200, "{answer}");
                     answer
                 };
@@ -193,30 +194,30 @@ fn usage_equals_what_responses_said_over_aborted_streams_and_a_kill() {
             };
             let others = scope.spawn(|| many(&b));
             for _ in 0..aborted {
-                drop(begin_stream(&server, &c, 3000));
+                drop(begin_stream(&url, &c, 3000));
             }
             answers_a.extend(many(&a));
             answers_b.extend(others.join().unwrap());
         });
         wait("streams that were left are counted", || {
-            usage_of(&server, &admin, "c")[0] == aborted * round
+            usage_of(&server.url(), &admin, "c")[0] == aborted * round
         });
-        let before = ["a", "b"].map(|key| usage_of(&server, &admin, key));
+        let before = ["a", "b"].map(|key| usage_of(&server.url(), &admin, key));
         assert_eq!(before, [said(&answers_a), said(&answers_b)], "round {round}");
         // A request runs while the server is killed.
-        let running = begin_stream(&server, &admin, 3000);
+        let running = begin_stream(&server.url(), &admin, 3000);
         server.kill();
         drop(running);
         server = scene.serve();
-        let after = ["a", "b"].map(|key| usage_of(&server, &admin, key));
+        let after = ["a", "b"].map(|key| usage_of(&server.url(), &admin, key));
         assert_eq!(before, after, "a kill loses nothing of what was answered");
         assert_eq!(["a", "b"].map(|key| audited(&scene.audit, key)), before, "round {round}");
     }
-    let [requests, prompt, _, completion] = usage_of(&server, &admin, "c");
+    let [requests, prompt, _, completion] = usage_of(&server.url(), &admin, "c");
     let prompt_tokens = answers_a[0]["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!((requests, prompt), (aborted * u64::from(rounds), prompt_tokens * requests));
     assert!(completion >= requests, "what was computed counts: {completion}");
-    let (_, own) = get(&server, &a, "/v1/usage?by=day");
+    let (_, own) = get(&server.url(), &a, "/v1/usage?by=day");
     assert!(own["data"].as_array().unwrap().iter().all(|row| row["key"] == "a"), "{own}");
     let mut command = shardpack();
     command.args(["usage", "--csv", "--server", &server.url()]).env("SHARDPACK_API_KEY", &b);
@@ -246,8 +247,8 @@ fn keys_are_read_again_by_change_and_by_signal() {
     let keys = path(&scene.keys);
     let server = scene.serve();
     let short = body(false, 1);
-    assert_eq!(ask(&server, &limited, &short).0, 200);
-    wait("bytes are used up", || ask(&server, &limited, &short).0 == 429);
+    assert_eq!(ask(&server.url(), &limited, &short).0, 200);
+    wait("bytes are used up", || ask(&server.url(), &limited, &short).0 == 429);
     let (status, answer) = ask(
         &server,
         &other,
@@ -255,37 +256,37 @@ fn keys_are_read_again_by_change_and_by_signal() {
     );
     assert_eq!(status, 404, "{answer}");
     assert!(!answer["error"]["message"].as_str().unwrap().contains("[\"kjv"), "{answer}");
-    assert_eq!(get(&server, &other, "/v1/models").1["data"], json!([]));
-    assert_eq!(get(&server, &other, "/v1/models/gpt-4").0, 404);
-    let (_, stats) = get(&server, &admin, "/stats");
+    assert_eq!(get(&server.url(), &other, "/v1/models").1["data"], json!([]));
+    assert_eq!(get(&server.url(), &other, "/v1/models/gpt-4").0, 404);
+    let (_, stats) = get(&server.url(), &admin, "/stats");
     let of_limited = stats["keys"].as_array().unwrap().iter().find(|key| key["name"] == "limited");
     let of_limited = of_limited.unwrap();
     assert_eq!((&of_limited["weight"], &of_limited["running"]), (&json!(3), &json!(0)));
     assert!(of_limited["left"]["body_bytes"].as_u64().unwrap() < 400, "{stats}");
-    assert!(get(&server, &limited, "/stats").1.get("keys").is_none(), "for administrators");
+    assert!(get(&server.url(), &limited, "/stats").1.get("keys").is_none(), "for administrators");
 
     // By a change of the file; an alias opens the model.
     succeed(&["keys", keys, "set", "other", "--models", "gpt-4"]);
-    wait("the change is noticed", || ask(&server, &other, &short).0 == 200);
+    wait("the change is noticed", || ask(&server.url(), &other, &short).0 == 200);
     succeed(&["keys", keys, "remove", "limited"]);
-    wait("the removal is noticed", || ask(&server, &limited, &short).0 == 401);
+    wait("the removal is noticed", || ask(&server.url(), &limited, &short).0 == 401);
     // A broken file leaves the keys in use.
     let whole = fs::read(&scene.keys).unwrap();
     fs::write(&scene.keys, "{").unwrap();
     server.wait_for("error: keys: cannot reload, the keys in use stay");
-    assert_eq!(ask(&server, &other, &short).0, 200);
-    let (_, stats) = get(&server, &admin, "/stats");
+    assert_eq!(ask(&server.url(), &other, &short).0, 200);
+    let (_, stats) = get(&server.url(), &admin, "/stats");
     assert!(stats["keys_reload_failed"].as_str().unwrap().contains("not a key file"), "{stats}");
     fs::write(&scene.keys, whole).unwrap();
     wait("the whole file is noticed", || {
-        get(&server, &admin, "/stats").1["keys_reload_failed"].is_null()
+        get(&server.url(), &admin, "/stats").1["keys_reload_failed"].is_null()
     });
     // By a signal, which opens the audit log anew too.
     let old = scene.audit.with_extension("1");
     fs::rename(&scene.audit, &old).unwrap();
     signal(server.process(), "-HUP");
     server.wait_for("audit: the log goes on in a new file");
-    assert_eq!(ask(&server, &other, &short).0, 200);
+    assert_eq!(ask(&server.url(), &other, &short).0, 200);
     assert_eq!(server.terminate(), Some(0));
     succeed(&["audit", "verify", path(&old), path(&scene.audit)]);
 }
@@ -322,7 +323,7 @@ fn a_service_manager_is_told_and_a_second_signal_ends_at_once() {
     hear("RELOADING=1");
     hear("READY=1");
     let ranks = server.children();
-    let stream = begin_stream(&server, &key, 3900);
+    let stream = begin_stream(&server.url(), &key, 3900);
     signal(server.process(), "-TERM");
     hear("STOPPING=1");
     signal(server.process(), "-TERM");

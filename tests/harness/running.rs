@@ -133,16 +133,28 @@ impl Running {
         self.child.id()
     }
 
-    /// Process ids of the children of this process.
+    /// Process ids of the children of this process: of its ranks and servers.
     pub(crate) fn children(&self) -> Vec<u32> {
+        self.children_of_kind(false)
+    }
+
+    /// Process ids of its sandboxes of chat templates and tokenizers.
+    pub(crate) fn sandboxes(&self) -> Vec<u32> {
+        self.children_of_kind(true)
+    }
+
+    fn children_of_kind(&self, sandboxes: bool) -> Vec<u32> {
         let pid = self.child.id().to_string();
-        let out = std::process::Command::new("ps").args(["-eo", "pid=,ppid="]).output().unwrap();
+        let mut ps = std::process::Command::new("ps");
+        let out = ps.args(["-ww", "-eo", "pid=,ppid=,args="]).output().unwrap();
         String::from_utf8_lossy(&out.stdout)
             .lines()
             .filter_map(|line| {
                 let mut fields = line.split_whitespace();
                 let child = fields.next()?.parse().ok()?;
-                (fields.next()? == pid).then_some(child)
+                let is_child = fields.next()? == pid;
+                let is_sandbox = fields.any(|field| field == "text-worker");
+                (is_child && is_sandbox == sandboxes).then_some(child)
             })
             .collect()
     }

@@ -87,7 +87,10 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["pull", "repair"],
         ],
     ),
-    ("loader/engine-api", &[&["links", "token"], &["constraint"], &["request"], &["handle"]]),
+    (
+        "loader/engine-api",
+        &[&["links", "tenant", "token"], &["constraint"], &["request"], &["handle"]],
+    ),
     (
         "loader/engine",
         &[
@@ -160,13 +163,16 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "loader/server",
         &[
             &[
+                "background",
                 "dates",
                 "error",
+                "fair",
                 "limits",
                 "model_info",
                 "model_store",
                 "response_store",
                 "scripted",
+                "tenant",
                 "tls",
                 "usage",
             ],

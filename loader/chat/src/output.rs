@@ -17,8 +17,8 @@ use super::{
     json::Json,
     model::ChatModel,
     tools::{
-        ArgumentValidator, ConstrainedTool, ConstraintSpec, OutputFormat, ParserOptions, TextForm,
-        ToolCallParser, ToolSpec, lark,
+        ArgumentValidator, CompileBudget, ConstrainedTool, ConstraintSpec, GrammarError,
+        OutputFormat, ParserOptions, TextForm, ToolCallParser, ToolSpec, lark,
     },
 };
 use compiled::{Compiled, compile};
@@ -45,6 +45,9 @@ pub enum OutputPlanError {
     /// Too many grammars are being compiled; the same request may succeed later.
     #[error("{0}")]
     Busy(String),
+    /// A grammar has to be compiled first, which was not allowed.
+    #[error("{}", GrammarError::Uncompiled)]
+    Uncompiled,
 }
 
 /// How one output is parsed and constrained.
@@ -73,13 +76,15 @@ impl OutputPlan {
 }
 
 /// Plans the output of a request that continues `prompt`; `is_raw`: without a chat template. What
-/// cannot be enforced is refused by its parameter's name.
+/// cannot be enforced is refused by its parameter's name. Without a budget only grammars are used that
+/// were compiled before.
 pub fn plan(
     model: &ChatModel,
     request: &ChatRequest,
     prompt: &[TokenId],
     stop_tokens: &[TokenId],
     is_raw: bool,
+    budget: Option<&CompileBudget>,
 ) -> Result<OutputPlan, OutputPlanError> {
     let format = Arc::clone(model.output());
     let in_thinking = !is_raw && model.opens_thinking(prompt);
@@ -100,7 +105,7 @@ pub fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        compiled = compile(model, request, spec, &tools)?;
+        compiled = compile(model, request, spec, &tools, budget)?;
     }
     let specs = specs(&tools, &compiled);
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };

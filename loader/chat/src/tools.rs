@@ -30,7 +30,7 @@ mod value;
 
 pub use argument_validator::ArgumentValidator;
 pub use calls::ToolSpec;
-pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
+pub use constraint::{CompileBudget, ConstraintSpec, GrammarError, Grammars, TokenText};
 pub(crate) use grammar::lark;
 pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{OutputFormat, ParserOptions, ToolCallParser};

@@ -1,6 +1,8 @@
 //! Constrained decoding as the engine sees it: token masks. Which grammar or schema is behind a
 //! mask is not known here.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 use crate::token::TokenId;
@@ -35,10 +37,20 @@ pub trait Constraint: Send {
 }
 
 /// Builds constraints from their sources; one per engine, on rank 0.
-pub trait ConstraintFactory: Send {
-    /// A constraint at the start of a sequence. Called between steps while other requests wait, so
-    /// its time must be bounded.
+pub trait ConstraintFactory: Send + Sync {
+    /// A constraint at the start of a sequence. Called on a thread beside the steps, which go on; its
+    /// time must be bounded all the same, since others wait for that thread.
     fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError>;
+
+    /// The same with the processor time that it took, as far as that is known, or else the time.
+    fn build_timed(
+        &self,
+        source: &ConstraintSource,
+    ) -> (Result<Box<dyn Constraint>, ConstraintError>, Duration) {
+        let begun = Instant::now();
+        let built = self.build(source);
+        (built, begun.elapsed())
+    }
 }
 
 /// A set of tokens: one bit each, the lowest of the first word for token 0. Bits beyond the

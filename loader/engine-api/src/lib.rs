@@ -10,6 +10,7 @@ mod constraint;
 mod handle;
 mod links;
 mod request;
+mod tenant;
 mod token;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
@@ -22,4 +23,5 @@ pub use request::{
     Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, PromptOutput, RequestId,
     Sampling, TokenLogprobs, Usage,
 };
+pub use tenant::Tenant;
 pub use token::TokenId;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{constraint::ConstraintSource, token::TokenId};
+use crate::{constraint::ConstraintSource, tenant::Tenant, token::TokenId};
 
 /// Names a request between its submission and its end; chosen by the submitter, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -12,6 +12,9 @@ pub struct RequestId(pub u64);
 /// One sequence to continue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateRequest {
+    /// On whose behalf: requests of one tenant share its part of the engine and its prefix cache.
+    #[serde(default, skip_serializing_if = "Tenant::is_nobody")]
+    pub tenant: Tenant,
     /// Tokens so far; not empty.
     pub prompt: Vec<TokenId>,
     /// Tokens of the answer that an earlier group of ranks has generated, of a request that goes on
@@ -73,6 +76,7 @@ impl GenerateRequest {
     #[must_use]
     pub const fn greedy(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
+            tenant: Tenant::NOBODY,
             prompt,
             generated: Vec::new(),
             max_tokens,
@@ -237,8 +241,16 @@ pub struct Usage {
     /// Accepted and rejected tokens of the predicted output.
     #[serde(default)]
     pub prediction_tokens: [u32; 2],
+    /// Microseconds of processor time in which its constraint was compiled on rank 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub grammar_us: u64,
     /// Seconds from admission to the first token.
     pub prefill_seconds: f64,
     /// Seconds from the first token to the last.
     pub decode_seconds: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+const fn is_zero(value: &u64) -> bool {
+    *value == 0
 }

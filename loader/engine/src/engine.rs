@@ -10,6 +10,7 @@
 //! probabilities of prompts, embeddings).
 
 mod ahead;
+mod constraints;
 mod counted;
 mod draft;
 mod hello;

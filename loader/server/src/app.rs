@@ -33,14 +33,12 @@ use axum::{
 };
 use shardpack_chat::model::ChatModel;
 use shardpack_engine_api::EngineHandle;
-use tokio::{
-    runtime::Handle,
-    sync::{Semaphore, watch},
-};
+use tokio::{runtime::Handle, sync::watch};
 
 use super::{
     closing::draining,
     error::{ApiError, ErrorKind},
+    fair::{Slots, Turns},
     keys::ApiKeys,
     ledger::Ledger,
     limits::ServerLimits,
@@ -74,6 +72,11 @@ pub enum ServiceEvent {
 
 /// Tells a service manager, and the interval at which it wants to hear that the server is alive.
 type Service = (Box<dyn Fn(ServiceEvent) + Send + Sync>, Option<Duration>);
+/// Requests that are parsed, rendered and tokenized at once; also how many parsed bodies are in memory.
+pub(super) const READING_MOST: usize = 4;
+
+/// Requests whose grammars are compiled at once.
+const COMPILING_MOST: usize = 2;
 
 /// An HTTP server: for one model over an engine, or for the models of a host.
 pub struct Server {
@@ -91,7 +94,10 @@ pub(super) struct AppState {
     pub(super) limits: ServerLimits,
     /// Seconds since 1970.
     created: u64,
-    pub(super) slots: Arc<Semaphore>,
+    pub(super) slots: Arc<Slots>,
+    /// Turns at parsing, rendering and tokenizing, and at compiling grammars.
+    reading: Arc<Turns>,
+    compiling: Arc<Turns>,
     /// Responses that later requests may continue (`previous_response_id`).
     store: Arc<ResponseStore>,
     /// API keys; absent: no authentication.
@@ -151,7 +157,9 @@ impl Server {
             checks: None,
             limits,
             created: unix_seconds(),
-            slots: Arc::new(Semaphore::new(limits.active_requests as usize)),
+            slots: Slots::new(limits.active_requests),
+            reading: Turns::new(READING_MOST, READING_MOST - 1),
+            compiling: Turns::new(COMPILING_MOST, 1),
             store: Arc::default(),
             keys: None,
             ledger: Arc::default(),

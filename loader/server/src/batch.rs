@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use shardpack_chat::conversation::EndReason;
 use shardpack_engine_api::{
-    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, TokenLogprobs,
+    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, Tenant, TokenLogprobs,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -36,6 +36,8 @@ pub(super) struct Outcome {
 pub(super) struct Batch<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) metrics: &'a Arc<Metrics>,
+    /// Whose requests they are.
+    pub(super) tenant: Tenant,
     /// Says when requests must end.
     pub(super) closing: watch::Receiver<Closing>,
     /// Longest time without an event from the engine.
@@ -79,6 +81,7 @@ impl Batch<'_> {
                     // Nobody listens after a failure; the request is being cancelled.
                     let _ = sender.send((index, event));
                 });
+                let request = GenerateRequest { tenant: self.tenant, ..request };
                 let id = self.engine.submit(request, sink);
                 let id = id.map_err(|error| stopped(&error.to_string()))?;
                 let clock = AnswerClock::start(self.metrics.clone());

@@ -200,6 +200,10 @@ impl From<OutputPlanError> for ApiError {
             OutputPlanError::Busy(message) => {
                 Self::new(ErrorKind::Unavailable, message).with_code("queue_full")
             }
+            // Who may not compile says so and tries again.
+            OutputPlanError::Uncompiled => {
+                Self::new(ErrorKind::Unavailable, error.to_string()).with_code("queue_full")
+            }
         }
     }
 }

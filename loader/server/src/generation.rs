@@ -9,16 +9,17 @@ use shardpack_chat::{
 };
 use shardpack_engine_api::{
     EngineHandle, Event, FinishReason, GenerateRequest, PromptOutput, RequestId, TokenId,
-    TokenLogprobs,
+    TokenLogprobs, Usage,
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, watch},
+    sync::{mpsc, watch},
     time::{Instant, error::Elapsed, timeout_at},
 };
 
 use super::{
     closing::Closing,
     error::{ApiError, ErrorKind},
+    fair::SlotPermit,
     keys::KeySlot,
     ledger::Record,
     metrics::{AnswerClock, Metrics},
@@ -90,7 +91,7 @@ pub(super) struct Sequence {
 pub(super) struct RequestSlot {
     /// Slots of the server's own limit.
     #[expect(dead_code, reason = "held, not read")]
-    pub(super) permit: OwnedSemaphorePermit,
+    pub(super) permit: SlotPermit,
     /// The model's share of them; it is not unloaded as long as this is held.
     #[expect(dead_code, reason = "held, not read")]
     pub(super) share: Share,
@@ -101,6 +102,14 @@ pub(super) struct RequestSlot {
 }
 
 impl RequestSlot {
+    /// Notes what the engine says at a request's end.
+    fn ended(&self, usage: &Usage) {
+        self.record.cached(usage.cached_tokens);
+        if let Some(key) = &self.key {
+            key.spend_grammar(Duration::from_micros(usage.grammar_us));
+        }
+    }
+
     /// A token of an answer has come.
     fn token(&self) {
         self.record.completed(1);
@@ -283,7 +292,7 @@ impl Generation {
                 choice.is_over = true;
                 choice.usage.cached_tokens = usage.cached_tokens;
                 choice.usage.prediction_tokens = usage.prediction_tokens;
-                self.slot.record.cached(usage.cached_tokens);
+                self.slot.ended(&usage);
                 let reason = match reason {
                     FinishReason::Stop => EndReason::Stop,
                     FinishReason::Length => EndReason::Length,

@@ -10,7 +10,7 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustix::net::{RecvFlags, recv};
 use tokio::{
-    io::Interest,
+    io::{Interest, Ready},
     net::TcpStream,
     time::{sleep, timeout},
 };
@@ -67,7 +67,7 @@ impl HttpVersion {
                 }
                 // Nothing follows what a client sent before it closed.
                 let ready = connection.ready(Interest::READABLE).await;
-                if ready.is_ok_and(|ready| ready.is_read_closed()) {
+                if ready.is_ok_and(Ready::is_read_closed) {
                     return Self::One;
                 }
                 sleep(PREFACE_PAUSE).await;

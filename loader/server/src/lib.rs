@@ -9,12 +9,14 @@
 mod admission;
 mod app;
 mod audit;
+mod background;
 mod batch;
 mod closing;
 mod connections;
 mod dates;
 mod dialect;
 mod error;
+mod fair;
 mod generation;
 mod http2;
 mod keys;
@@ -32,6 +34,7 @@ mod scripted;
 mod serve;
 mod served_model;
 mod stream;
+mod tenant;
 mod tls;
 mod usage;
 

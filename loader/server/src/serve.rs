@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use super::{
-    app::{AppState, Remote, Server, ServiceEvent},
+    app::{AppState, READING_MOST, Remote, Server, ServiceEvent},
     connections::{Connections, Entered, NoPlace, ReceivingBody, RunningBody},
     http2::{self, HttpVersion},
     keys::Reload,
@@ -46,8 +46,8 @@ const BACKLOG: i32 = 4096;
 const WORKER_THREADS: usize = 2;
 /// Threads that write responses.
 const WRITER_THREADS: usize = 2;
-/// Threads that parse, render and tokenize; also how many parsed bodies are in memory at once.
-const BLOCKING_THREADS: usize = 4;
+/// Threads that parse, render and tokenize, and one for whatever else blocks.
+const BLOCKING_THREADS: usize = READING_MOST + 1;
 
 /// Serves until `shutdown` is ready. Then new requests are turned away with 503, running ones get
 /// [`ServerLimits::drain_timeout`](super::ServerLimits::drain_timeout), the rest end with an error,
@@ -93,8 +93,7 @@ pub async fn serve(
     // All slots are free when no request is running; until then the port stays open for 503s.
     app.tell(ServiceEvent::Stopping);
     let drain = async {
-        let all = app.slots.acquire_many(app.limits.active_requests);
-        if timeout(app.limits.drain_timeout, all).await.is_err() {
+        if timeout(app.limits.drain_timeout, app.slots.all_free()).await.is_err() {
             app.models.close();
         }
         let _ = stop.send(());

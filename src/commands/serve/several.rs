@@ -97,7 +97,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;
     host.stop();
     outcome?;
-    super::ended(args, served.context("the server ended")?)
+    Ok(super::ended(args, served.context("the server ended")?))
 }
 
 /// Refuses what is for one model alone.

@@ -1,4 +1,4 @@
-//! What the sandbox costs an ordinary request; prints its figures, which `docs/log.md` has.
+//! What the sandbox costs an ordinary request; prints its figures.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use shardpack_chat::{ChatModel, PromptHome};
 use super::{program, says};
 use crate::harness::data;
 
-/// Far above what it takes on a quiet machine (0.1 ms): the machine may be compiling something else.
+/// Far above what a round trip between two processes takes: the machine may be compiling something else.
 const COST_MAX: Duration = Duration::from_millis(20);
 
 #[test]

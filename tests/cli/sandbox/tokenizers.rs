@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Outcome, attack, in_parallel};
 use crate::harness::data;
 
-/// A tokenizer that is changed, and whether it may turn out to be a usual one.
+/// A tokenizer that is not what it seems.
 struct Hostile {
     name: &'static str,
     json: String,

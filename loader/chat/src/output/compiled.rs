@@ -9,8 +9,8 @@ use crate::{
     conversation::{ChatRequest, ResponseFormat, Tool, ToolFormat, ToolKind},
     model::ChatModel,
     tools::{
-        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, Grammars, SchemaError,
-        TextForm, advice,
+        ArgumentValidator, CompileBudget, ConstrainedTool, ConstraintSpec, GrammarError, Grammars,
+        SchemaError, TextForm, advice,
     },
 };
 
@@ -24,6 +24,19 @@ pub(super) struct Compiled {
     pub(super) unenforced: Vec<String>,
 }
 
+/// The grammars of a model, compiled within a budget; without one, only those that were compiled before.
+#[derive(Clone, Copy)]
+struct Within<'a> {
+    grammars: &'a Grammars,
+    budget: Option<&'a CompileBudget>,
+}
+
+impl Within<'_> {
+    fn constraint(self, spec: &ConstraintSpec) -> Result<(), GrammarError> {
+        self.grammars.constraint_within(spec, self.budget).map(|_| ())
+    }
+}
+
 /// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
 ///
 /// Unless a constraint is required from the first token, the schema of a tool is advice: what no
@@ -34,7 +47,9 @@ pub(super) fn compile(
     request: &ChatRequest,
     mut spec: ConstraintSpec,
     tools: &[&Tool],
+    budget: Option<&CompileBudget>,
 ) -> Result<Compiled, OutputPlanError> {
+    let grammars = model.grammars().map(|grammars| Within { grammars, budget });
     let param = param(&spec, request);
     let is_demanded = spec.required || spec.text.is_some();
     if model.output().style().tools.is_none() && !is_demanded {
@@ -42,9 +57,9 @@ pub(super) fn compile(
         return Ok(Compiled::default());
     }
     let is_strict = tools.iter().any(|tool| tool.strict);
-    let formats = without_formats(&mut spec, tools, request, model.grammars());
+    let formats = without_formats(&mut spec, tools, request, grammars)?;
     let mut compiled = Compiled { unenforced: formats, ..Compiled::default() };
-    let Some(grammars) = model.grammars() else {
+    let Some(grammars) = grammars else {
         let reason = "constrained decoding is not supported for this model's vocabulary";
         if is_demanded || is_strict {
             return Err(OutputPlanError::Param {
@@ -62,7 +77,7 @@ pub(super) fn compile(
         let text = ConstraintSpec { tools: Vec::new(), ..spec.clone() };
         spec.text.is_some() && grammars.constraint(&text).is_err()
     };
-    if spec.required || error == GrammarError::Busy || is_texts() {
+    if spec.required || error.is_transient() || is_texts() {
         return Err(refused(param, &error, request));
     }
     for (index, tool) in tools.iter().enumerate() {
@@ -71,7 +86,7 @@ pub(super) fn compile(
             grammars.constraint(&ConstraintSpec { tools: vec![tool], ..spec.clone() })
         };
         let Err(error) = alone(&spec.tools[index].schema) else { continue };
-        if tool.strict || error == GrammarError::Busy {
+        if tool.strict || error.is_transient() {
             return Err(refused(&place(request, tool), &error, request));
         }
         let own = as_it_came(tool, &spec.tools[index]);
@@ -87,8 +102,8 @@ pub(super) fn compile(
         }
     }
     match grammars.constraint(&spec) {
-        Ok(_) => Ok(Compiled { constraint: Some(spec.source()), ..compiled }),
-        Err(error) if is_strict || spec.text.is_some() || error == GrammarError::Busy => {
+        Ok(()) => Ok(Compiled { constraint: Some(spec.source()), ..compiled }),
+        Err(error) if is_strict || spec.text.is_some() || error.is_transient() => {
             Err(refused(param, &error, request))
         }
         // Together they are too large: all calls are judged instead.
@@ -113,19 +128,22 @@ fn without_formats(
     spec: &mut ConstraintSpec,
     tools: &[&Tool],
     request: &ChatRequest,
-    grammars: Option<&Grammars>,
-) -> Vec<String> {
+    grammars: Option<Within<'_>>,
+) -> Result<Vec<String>, OutputPlanError> {
     let mut unenforced = Vec::new();
     for (index, tool) in tools.iter().enumerate().filter(|(_, tool)| tool.format.is_some()) {
         let own = spec.tools[index].clone();
         let has_format = own.schema != schema(tool);
         let alone = ConstraintSpec { tools: vec![own], ..spec.clone() };
-        let is_enforced = |grammars: &Grammars| grammars.constraint(&alone).is_ok();
+        let enforced = |grammars: Within<'_>| match grammars.constraint(&alone) {
+            Err(error) if error.is_transient() => Err(transient(&error)),
+            result => Ok(result.is_ok()),
+        };
         // An expression can be judged when the call is complete.
         let is_judged = !spec.required
             && matches!(tool.format, Some(ToolFormat::Regex(_)))
             && ArgumentValidator::new(&spec.tools[index].schema).is_ok();
-        if has_format && (is_judged || grammars.is_some_and(is_enforced)) {
+        if has_format && (is_judged || grammars.map(enforced).transpose()? == Some(true)) {
             continue;
         }
         spec.tools[index].schema = schema(tool);
@@ -133,12 +151,12 @@ fn without_formats(
         let place = request.tools.iter().position(same).unwrap_or_default();
         unenforced.push(format!("tools[{place}].format"));
     }
-    unenforced
+    Ok(unenforced)
 }
 
 /// The schema of an answer is advice unless it is strict, as that of a tool is.
 fn advise_text(
-    grammars: &Grammars,
+    grammars: Within<'_>,
     spec: &mut ConstraintSpec,
     request: &ChatRequest,
     compiled: &mut Compiled,
@@ -153,7 +171,7 @@ fn advise_text(
         let own = ConstraintSpec { text, tools, required: false, ..spec.clone() };
         grammars.constraint(&own).err()
     };
-    if matches!(alone(&schema), None | Some(GrammarError::Busy)) {
+    if alone(&schema).is_none_or(|error| error.is_transient()) {
         return;
     }
     let advice = advice::soften_until(&schema, |schema| match alone(schema) {
@@ -205,9 +223,17 @@ fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
     }
 }
 
+/// The grammar is not refused, there is only none yet.
+fn transient(error: &GrammarError) -> OutputPlanError {
+    match error {
+        GrammarError::Uncompiled => OutputPlanError::Uncompiled,
+        _ => OutputPlanError::Busy(error.to_string()),
+    }
+}
+
 fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPlanError {
-    if *error == GrammarError::Busy {
-        return OutputPlanError::Busy(error.to_string());
+    if error.is_transient() {
+        return transient(error);
     }
     let is_of = |tool: &&Tool| match error {
         GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),

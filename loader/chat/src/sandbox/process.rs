@@ -61,6 +61,7 @@ impl fmt::Debug for SandboxProgram {
 
 impl SandboxProgram {
     /// The program and its arguments, for each process anew.
+    #[must_use]
     pub fn new(command: impl Fn() -> io::Result<Command> + Send + Sync + 'static) -> Self {
         Self(Arc::new(command))
     }
@@ -252,6 +253,7 @@ impl Process {
     }
 
     /// The system watches by itself.
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "elsewhere it looks")]
     const fn check_memory(&self) -> io::Result<()> {
         Ok(())
     }

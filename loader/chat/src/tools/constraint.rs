@@ -1,9 +1,11 @@
 //! Constrained decoding: grammars of tool calls and structured output as token masks. Reasoning and
 //! the text before a call stay free: they are only watched for the trigger of a lazy grammar.
 
+mod budget;
 mod cache;
 mod compiler;
 mod numbers;
+mod processor_time;
 mod trigger;
 
 use std::{sync::Arc, time::Duration};
@@ -25,14 +27,17 @@ use super::{
     schema::SchemaError,
 };
 use crate::conversation::PlainText;
+pub use budget::CompileBudget;
 use cache::Cache;
-use compiler::{CompileError, Compiler};
+use compiler::{CompileError, CompileTime, Compiler};
 use numbers::NumberEnd;
 use trigger::{Trigger, Triggers};
 
-/// Longest time that a grammar may take to compile. Real ones take some milliseconds; while rank 0
-/// compiles, all requests wait.
+/// Longest processor time that a grammar may take to compile. Real ones take some milliseconds.
 pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// Longest time on the clock: compiling has a low priority.
+const COMPILE_CLOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The constraint of an output; the server writes it, rank 0 reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,6 +79,17 @@ pub enum GrammarError {
     /// Other grammars are being compiled, and take long.
     #[error("the server is busy compiling other grammars: try again")]
     Busy,
+    /// It would have to be compiled, and that was not allowed.
+    #[error("the grammar is not compiled yet")]
+    Uncompiled,
+}
+
+impl GrammarError {
+    /// Whether it says nothing about the grammar.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Busy | Self::Uncompiled)
+    }
 }
 
 /// A tokenizer's tokens as the grammar compiler wants them.
@@ -146,13 +162,22 @@ impl Grammars {
 
     /// The constraint that a description asks for.
     pub fn constraint(&self, spec: &ConstraintSpec) -> Result<GrammarConstraint, GrammarError> {
+        self.constraint_within(spec, Some(&CompileBudget::default()))
+    }
+
+    /// The same within a budget; without one, only from grammars that were compiled before.
+    pub fn constraint_within(
+        &self,
+        spec: &ConstraintSpec,
+        budget: Option<&CompileBudget>,
+    ) -> Result<GrammarConstraint, GrammarError> {
         let style = self.format.style();
         let thinking = style.thinking.and_then(ThinkingStyle::tags);
         let tags = thinking.map(|(open, close)| {
             (self.format.marker_token(open), self.format.marker_token(close), close)
         });
         let phase = if spec.required || spec.text.is_some() {
-            let matcher = self.matcher(self.whole(spec)?)?;
+            let matcher = self.matcher(self.whole(spec)?, budget)?;
             match tags {
                 Some(_) if spec.in_thinking => Phase::Thinking(matcher),
                 Some((Some(_), ..)) => Phase::Start(matcher),
@@ -163,7 +188,7 @@ impl Grammars {
         };
         let mut triggers = Triggers::default();
         if matches!(phase, Phase::Free) {
-            triggers = self.triggers(spec)?;
+            triggers = self.triggers(spec, budget)?;
         }
         Ok(GrammarConstraint {
             tokens: self.tokens.clone(),
@@ -208,14 +233,18 @@ impl Grammars {
     }
 
     /// What begins a call in free text.
-    fn triggers(&self, spec: &ConstraintSpec) -> Result<Triggers, GrammarError> {
+    fn triggers(
+        &self,
+        spec: &ConstraintSpec,
+        budget: Option<&CompileBudget>,
+    ) -> Result<Triggers, GrammarError> {
         let Some(family) = self.format.style().tools.filter(|_| !spec.tools.is_empty()) else {
             return Ok(Triggers::default());
         };
         let grammar = |family| -> Result<Arc<Matcher>, GrammarError> {
             let mut writer = Writer::new(&self.format);
             let start = writer.begun(family, &spec.tools, spec.one_call)?;
-            self.matcher(writer.finish(&start)).map(Arc::new)
+            self.matcher(writer.finish(&start), budget).map(Arc::new)
         };
         let names = spec.tools.iter().map(|tool| tool.name.clone()).collect();
         let mut triggers = Triggers::new(family, &self.format, names);
@@ -226,28 +255,40 @@ impl Grammars {
         if matches!(family, ToolFamily::QwenXml | ToolFamily::SeedXml) {
             let mut writer = Writer::new(&self.format);
             writer.begun(family, &spec.tools, spec.one_call)?;
-            triggers.matchers.push(Arc::new(self.matcher(writer.finish("call"))?));
+            triggers.matchers.push(Arc::new(self.matcher(writer.finish("call"), budget)?));
         }
         Ok(triggers)
     }
 
     /// A matcher at the beginning of a grammar, compiled within the time allowed.
-    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
+    fn matcher(
+        &self,
+        grammar: TopLevelGrammar,
+        budget: Option<&CompileBudget>,
+    ) -> Result<Matcher, GrammarError> {
         let key = serde_json::to_string(&grammar).expect("grammars are texts and JSON");
-        if let Some(matcher) = self.cache.get(&key) {
-            return Ok(matcher);
+        if let Some(known) = self.cache.get(&key) {
+            return known;
         }
-        let matcher = match self.compiler.compile(grammar, COMPILE_TIMEOUT) {
-            Ok(matcher) => matcher,
-            Err(CompileError::Refused(message)) => return Err(explain(&message)),
-            Err(CompileError::Timeout) => return Err(GrammarError::Timeout),
-            Err(CompileError::Busy) => return Err(GrammarError::Busy),
+        let budget = budget.ok_or(GrammarError::Uncompiled)?;
+        let processor = COMPILE_TIMEOUT.min(budget.left());
+        if processor.is_zero() {
+            return Err(GrammarError::Timeout);
+        }
+        let most = CompileTime { processor, clock: COMPILE_CLOCK_TIMEOUT };
+        let (compiled, took) = self.compiler.compile(grammar, most);
+        budget.spend(took);
+        let result = match compiled {
+            Ok(matcher) => match matcher.get_error() {
+                Some(message) => Err(explain(&message)),
+                None => Ok(matcher),
+            },
+            Err(CompileError::Refused(message)) => Err(explain(&message)),
+            Err(CompileError::Timeout) => Err(GrammarError::Timeout),
+            Err(CompileError::Busy) => Err(GrammarError::Busy),
         };
-        if let Some(message) = matcher.get_error() {
-            return Err(explain(&message));
-        }
-        self.cache.put(&key, matcher.clone());
-        Ok(matcher)
+        self.cache.put(&key, &result);
+        result
     }
 }
 
@@ -486,13 +527,30 @@ impl Constraint for GrammarConstraint {
     }
 }
 
-impl ConstraintFactory for Grammars {
-    fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError> {
+impl Grammars {
+    fn build_within(
+        &self,
+        source: &ConstraintSource,
+        budget: &CompileBudget,
+    ) -> Result<Box<dyn Constraint>, ConstraintError> {
         let spec: ConstraintSpec = serde_json::from_str(&source.0)
             .map_err(|error| ConstraintError(format!("not a constraint: {error}")))?;
-        let constraint =
-            self.constraint(&spec).map_err(|error| ConstraintError(error.to_string()))?;
-        Ok(Box::new(constraint))
+        let constraint = self.constraint_within(&spec, Some(budget));
+        Ok(Box::new(constraint.map_err(|error| ConstraintError(error.to_string()))?))
+    }
+}
+
+impl ConstraintFactory for Grammars {
+    fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError> {
+        self.build_within(source, &CompileBudget::default())
+    }
+
+    fn build_timed(
+        &self,
+        source: &ConstraintSource,
+    ) -> (Result<Box<dyn Constraint>, ConstraintError>, Duration) {
+        let budget = CompileBudget::default();
+        (self.build_within(source, &budget), budget.spent())
     }
 }
 

@@ -266,6 +266,10 @@ impl Worker {
                 beat = Instant::now() + HEARTBEAT;
                 continue;
             }
+            if outcome == StepOutcome::Waiting && Instant::now() < beat {
+                // It has waited a moment itself.
+                continue;
+            }
             let left = beat.saturating_duration_since(Instant::now());
             match self.commands.recv_timeout(left) {
                 Ok(command) => apply(engine, command)?,

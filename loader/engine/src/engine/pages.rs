@@ -7,8 +7,14 @@ use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::plan::PageId;
 
-/// The kind of sequences that can share pages: rotary embeddings differ for sequences of another kind.
-pub(super) type Kind = u32;
+/// Which sequences can share pages. Every chain of pages begins with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    /// Rotary embeddings differ for sequences of another form.
+    pub(super) form: u32,
+    /// Tenants that share a prefix cache; others see nothing of it.
+    pub(super) tenants: u64,
+}
 
 /// The prefix cache and the free KV memory.
 pub(super) struct Pages {
@@ -56,6 +62,12 @@ impl Pages {
 
     pub(super) const fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// Pages that hold nothing, or nothing that is in use.
+    pub(super) fn free(&self) -> u64 {
+        let used = self.cached.values().filter(|cached| cached.users > 0).count() as u64;
+        self.capacity.saturating_sub(self.private + used)
     }
 
     /// Pages that hold something.
@@ -178,6 +190,8 @@ impl Pages {
 mod tests {
     use super::*;
 
+    const KIND: Kind = Kind { form: 0, tenants: 0 };
+
     fn tokens(pages: &[u32]) -> Vec<u32> {
         pages.iter().flat_map(|page| vec![*page; TOKENS_PER_PAGE]).collect()
     }
@@ -185,10 +199,10 @@ mod tests {
     /// A sequence of these pages that has ended.
     fn leave(pages: &mut Pages, contents: &[u32]) -> Vec<PageId> {
         let all = tokens(contents);
-        let mut held = pages.find(0, &[all.as_slice(), &[0]].concat());
+        let mut held = pages.find(KIND, &[all.as_slice(), &[0]].concat());
         assert!(pages.take((contents.len() - held.len()) as u64));
         for page in all.chunks_exact(TOKENS_PER_PAGE).skip(held.len()) {
-            held.push(pages.publish(0, &held, page).unwrap());
+            held.push(pages.publish(KIND, &held, page).unwrap());
         }
         pages.release(&held);
         held
@@ -200,14 +214,17 @@ mod tests {
         let held = leave(&mut pages, &[1, 2, 3]);
         assert_eq!(pages.used(), 3);
         // All but the last token.
-        assert_eq!(pages.find(0, &tokens(&[1, 2, 3])), held[..2]);
-        assert_eq!(pages.find(0, &[tokens(&[1, 2, 3]), vec![9]].concat()), held);
-        assert_eq!(pages.find(0, &[tokens(&[1, 7, 3]), vec![9]].concat()), held[..1]);
-        assert_eq!(pages.find(0, &tokens(&[2, 3])), []);
-        assert_eq!(pages.find(1, &tokens(&[1, 2])), [], "of another kind");
+        assert_eq!(pages.find(KIND, &tokens(&[1, 2, 3])), held[..2]);
+        assert_eq!(pages.find(KIND, &[tokens(&[1, 2, 3]), vec![9]].concat()), held);
+        assert_eq!(pages.find(KIND, &[tokens(&[1, 7, 3]), vec![9]].concat()), held[..1]);
+        assert_eq!(pages.find(KIND, &tokens(&[2, 3])), []);
+        let long = Kind { form: 1, ..KIND };
+        assert_eq!(pages.find(long, &tokens(&[1, 2])), [], "of another form");
+        let other = Kind { tenants: 7, ..KIND };
+        assert_eq!(pages.find(other, &tokens(&[1, 2])), [], "of another tenant");
         // Another sequence has cached the page meanwhile.
         assert!(pages.take(1));
-        assert_eq!(pages.publish(0, &[], &tokens(&[1])), None);
+        assert_eq!(pages.publish(KIND, &[], &tokens(&[1])), None);
         assert_eq!(pages.used(), 4);
     }
 
@@ -221,7 +238,7 @@ mod tests {
         assert_eq!(pages.take_dropped(), []);
         assert!(pages.take(1));
         assert_eq!(pages.take_dropped(), [old[1]]);
-        let used = pages.find(0, &tokens(&[1, 3]));
+        let used = pages.find(KIND, &tokens(&[1, 3]));
         assert_eq!(used, new[..1]);
         assert!(pages.take(2));
         assert_eq!(pages.take_dropped(), [new[2], new[1]], "the end of a chain goes first");
@@ -232,6 +249,6 @@ mod tests {
         assert_eq!(pages.take_dropped(), [new[0]]);
         pages.give(6);
         assert_eq!(pages.used(), 0);
-        assert_eq!(pages.find(0, &tokens(&[1, 3])), []);
+        assert_eq!(pages.find(KIND, &tokens(&[1, 3])), []);
     }
 }

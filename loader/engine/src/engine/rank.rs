@@ -18,6 +18,9 @@ pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 pub enum StepOutcome {
     /// Some request went on; there may be more to do.
     Worked,
+    /// Requests wait for something other than steps, such as a constraint that is compiled; nothing was
+    /// sent to the followers. There may be a step soon.
+    Waiting,
     /// There is no request; nothing was sent to the followers.
     Idle,
 }

@@ -1,23 +1,37 @@
 //! The scheduler on rank 0: continuous batching with chunked prefill, and the effect of each sampled
 //! token on its request.
 //!
-//! Requests are admitted in order of arrival, as far as there is KV memory. When a running sequence
-//! needs more than there is, the one that was admitted last is preempted: it waits at the head of
-//! the queue, is recomputed later and gets the same tokens.
+//! Requests of one tenant are admitted in order of arrival, as far as there is KV memory; between
+//! tenants the engine is shared ([`admission`], [`shares`]). When a running sequence needs more memory
+//! than there is, another one is preempted: it waits before others of its tenant, is recomputed later
+//! and gets the same tokens.
+//!
+//! A request with a constraint waits until that is compiled, and a sequence whose mask takes long sits
+//! out steps, while the others go on ([`waits`]).
 
+mod admission;
+mod allowance;
+mod constrained;
 mod drafting;
 mod limits;
 mod record;
 mod sequence;
+mod shares;
+mod tenants;
+mod waits;
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
 
 use shardpack_engine_api::{
-    ConstraintFactory, Event, FinishReason, GenerateRequest, RequestId, TokenMask, Usage,
+    ConstraintFactory, Event, FinishReason, GenerateRequest, RequestId, Usage,
 };
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
+    constraints::{Constraints, Ticket},
     draft::{DraftProposer, Drafter},
     hello::Agreed,
     pages::Pages,
@@ -25,18 +39,27 @@ use super::{
     sample::SamplingParams,
 };
 use crate::backend::StepError;
+use allowance::Allowance;
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;
 pub(super) use limits::Limits;
 use sequence::Sequence;
+use tenants::Tenants;
 
 /// Requests between submission and end.
 pub(super) struct Schedule {
     limits: Limits,
     /// Prefill tokens of a step that all ranks have memory for.
     prefill_tokens: usize,
-    factory: Option<Box<dyn ConstraintFactory>>,
+    /// Threads for constraints, where they are supported.
+    constraints: Option<Constraints>,
+    /// Requests whose constraints are not compiled yet, in order of arrival.
+    compiling: VecDeque<Sequence>,
+    /// The one whose constraint is being compiled.
+    compiles: Option<(Ticket, RequestId)>,
+    tenants: Tenants,
+    allowance: Allowance,
     pages: Pages,
     /// Whether every rank's KV cache can be rolled back.
     can_roll_back: bool,
@@ -66,6 +89,8 @@ struct RunningSequence {
     publishes: bool,
     /// Whether the ranks know the sequence.
     begun: bool,
+    /// The latest step that it was in.
+    latest_step: u64,
 }
 
 impl RunningSequence {
@@ -78,6 +103,13 @@ impl RunningSequence {
         self.computed > 0 && self.left() == 1 && self.sequence.generated() > 0
     }
 
+    /// Tokens of its prompt that can be run: the last one's successor is sampled, for which its mask has
+    /// to be there.
+    fn readable(&self) -> usize {
+        let left = self.left();
+        if self.sequence.is_ready() { left } else { left.saturating_sub(1) }
+    }
+
     fn room(&self) -> usize {
         (self.shared.len() + self.own as usize) * TOKENS_PER_PAGE
     }
@@ -87,8 +119,12 @@ impl Schedule {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             prefill_tokens: limits.prefill_tokens,
+            allowance: Allowance::new(limits.kept_percent),
             limits,
-            factory: None,
+            constraints: None,
+            compiling: VecDeque::new(),
+            compiles: None,
+            tenants: Tenants::default(),
             pages: Pages::new(0),
             can_roll_back: false,
             waiting: VecDeque::new(),
@@ -101,7 +137,7 @@ impl Schedule {
     }
 
     pub(super) fn set_factory(&mut self, factory: Box<dyn ConstraintFactory>) {
-        self.factory = Some(factory);
+        self.constraints = Some(Constraints::new(factory));
     }
 
     /// Events since the last call, in order.
@@ -114,26 +150,36 @@ impl Schedule {
         if let Err(message) = self.limits.check(&request) {
             return self.events.push(fail(message, false));
         }
-        if self.waiting.len() >= self.limits.max_waiting {
-            let message = format!("{} requests are already waiting", self.waiting.len());
+        let waiting = self.waiting.len() + self.compiling.len();
+        if waiting >= self.limits.max_waiting {
+            let message = format!("{waiting} requests are already waiting");
             return self.events.push(fail(message, true));
         }
-        let constraint = match (&request.constraint, &self.factory) {
-            (None, _) => None,
-            (Some(_), None) => {
-                let message = "this engine supports no constrained decoding".to_owned();
-                return self.events.push(fail(message, false));
-            }
-            (Some(source), Some(factory)) => match factory.build(source) {
-                Ok(constraint) => Some(constraint),
-                Err(error) => return self.events.push(fail(error.to_string(), false)),
-            },
-        };
+        let has_constraint = request.constraint.is_some();
+        if has_constraint && self.constraints.is_none() {
+            let message = "this engine supports no constrained decoding".to_owned();
+            return self.events.push(fail(message, false));
+        }
+        self.tenants.enter(request.tenant.id, &self.active(), now);
         let drafter = self.limits.drafts_tokens().then(|| Drafter::new(&request.prediction));
-        let mut sequence = Sequence::new(id, request, constraint, drafter, now);
+        let sequence = Sequence::new(id, request, drafter, now);
+        if has_constraint {
+            self.compiling.push_back(sequence);
+            self.compile_next();
+        } else {
+            self.enqueue(sequence, now);
+        }
+    }
+
+    /// A request whose constraint is there waits to be admitted.
+    fn enqueue(&mut self, mut sequence: Sequence, now: Instant) {
+        let id = sequence.id;
         let stops = match sequence.resume() {
             Ok(stops) => stops,
-            Err(message) => return self.events.push(fail(message, false)),
+            Err(message) => {
+                let failed = Event::Failed { request: id, message, retryable: false };
+                return self.events.push(failed);
+            }
         };
         let is_full = sequence.tokens.len() >= self.limits.max_positions as usize;
         let is_over = sequence.is_complete() || is_full || stops;
@@ -145,14 +191,24 @@ impl Schedule {
         self.waiting.push_back(sequence);
     }
 
+    /// Tenants that have requests.
+    fn active(&self) -> BTreeSet<u64> {
+        self.sequences().map(|sequence| sequence.request.tenant.id).collect()
+    }
+
+    fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+        let running = self.running.iter().map(|running| &running.sequence);
+        self.compiling.iter().chain(&self.waiting).chain(running)
+    }
+
     pub(super) fn cancel(&mut self, id: RequestId, now: Instant) {
         self.finish(id, FinishReason::Cancelled, now);
     }
 
     /// Drops all requests without an event.
     pub(super) fn forget(&mut self) {
-        let (factory, drafted) = (self.factory.take(), self.drafted);
-        *self = Self { factory, drafted, ..Self::new(self.limits.clone()) };
+        let (constraints, drafted) = (self.constraints.take(), self.drafted);
+        *self = Self { constraints, drafted, ..Self::new(self.limits.clone()) };
     }
 
     /// Other ranks took over, which hold none of the sequences.
@@ -175,11 +231,14 @@ impl Schedule {
         now: Instant,
         proposer: Option<&mut dyn DraftProposer>,
     ) -> Result<Plan, StepError> {
+        self.allowance.fill(now);
+        self.take_done(now);
         self.expire(now);
         self.refuse_too_long();
         self.extend();
         self.admit(now);
-        let counts = self.counts();
+        self.await_masks(now);
+        let counts = self.counts(now);
         let drafts = self.drafts(&counts, proposer)?;
         let mut begin = Vec::new();
         let mut scheduled = Vec::new();
@@ -198,6 +257,7 @@ impl Schedule {
                     continue;
                 }
             };
+            running.latest_step = step;
             if !running.begun {
                 running.begun = true;
                 begin.push(self.limits.begin(running));
@@ -231,11 +291,15 @@ impl Schedule {
         }
     }
 
+    /// The step that was planned last took so long on all ranks.
+    pub(super) fn step_took(&mut self, took: Duration) {
+        self.allowance.end(took);
+    }
+
     /// Ends requests whose time is over.
     fn expire(&mut self, now: Instant) {
-        let sequences =
-            self.waiting.iter().chain(self.running.iter().map(|running| &running.sequence));
-        let late: Vec<_> = sequences
+        let late: Vec<_> = self
+            .sequences()
             .filter(|sequence| sequence.is_late(now))
             .map(|sequence| sequence.id)
             .collect();
@@ -266,103 +330,6 @@ impl Schedule {
         usize::try_from(self.pages.capacity()).unwrap_or(usize::MAX).saturating_mul(TOKENS_PER_PAGE)
     }
 
-    /// Allocates a page for the next token of every sequence that needs one; those admitted last
-    /// are preempted.
-    fn extend(&mut self) {
-        let mut index = 0;
-        while index < self.running.len() {
-            let running = &mut self.running[index];
-            if running.sequence.tokens.len() <= running.room() {
-                index += 1;
-            } else if self.pages.take(1) {
-                running.own += 1;
-                index += 1;
-            } else {
-                let running = self.running.pop().expect("there is one at the index");
-                self.preempt(running);
-            }
-        }
-    }
-
-    fn preempt(&mut self, running: RunningSequence) {
-        self.pages.release(&running.shared);
-        self.pages.give(running.own);
-        if running.begun {
-            self.ended.push(running.sequence.id);
-        }
-        self.waiting.push_front(running.sequence);
-    }
-
-    fn admit(&mut self, now: Instant) {
-        while self.running.len() < self.limits.max_sequences
-            && let Some(sequence) = self.waiting.front_mut()
-        {
-            let kind = self.limits.kind(sequence);
-            // Every row of a prompt of which something is wanted is computed.
-            let found = if self.limits.prefix_reuse && sequence.request.prompt_output.is_nothing() {
-                self.pages.find(kind, &sequence.tokens)
-            } else {
-                Vec::new()
-            };
-            // Room for the next token too, so that it is not preempted at once.
-            let needed = (sequence.tokens.len() + 1).div_ceil(TOKENS_PER_PAGE);
-            let own = (needed.min(self.pages.capacity() as usize) - found.len()) as u64;
-            if !self.pages.take(own) {
-                self.pages.release(&found);
-                return;
-            }
-            let computed = found.len() * TOKENS_PER_PAGE;
-            sequence.admit(computed as u32, now);
-            let sequence = self.waiting.pop_front().expect("looked at above");
-            let publishes = self.limits.prefix_reuse;
-            self.running.push(RunningSequence {
-                sequence,
-                computed,
-                shared: found,
-                own,
-                publishes,
-                begun: false,
-            });
-        }
-    }
-
-    /// How many tokens of each running sequence are run.
-    fn counts(&self) -> Vec<usize> {
-        if self.limits.whole_prompts {
-            return self.whole_counts();
-        }
-        let decoding = self.running.iter().any(RunningSequence::is_decoding);
-        let budget = if decoding { self.limits.chunked_prefill_tokens } else { usize::MAX };
-        let mut budget = budget.min(self.prefill_tokens);
-        let mut counts: Vec<usize> =
-            self.running.iter().map(|running| usize::from(running.is_decoding())).collect();
-        let reading = counts.iter().filter(|count| **count == 0).count();
-        // First each its share, so that a short prompt does not wait for the end of a long one,
-        // then the oldest what is left.
-        for share in [(budget / reading.max(1)).max(1), usize::MAX] {
-            for (running, count) in self.running.iter().zip(&mut counts) {
-                if !running.is_decoding() {
-                    let more = (running.left() - *count).min(share).min(budget);
-                    *count += more;
-                    budget -= more;
-                }
-            }
-        }
-        counts
-    }
-
-    /// Whole prompts within the budget; the first one even beyond it.
-    fn whole_counts(&self) -> Vec<usize> {
-        let mut budget = self.prefill_tokens;
-        let count = |(index, running): (usize, &RunningSequence)| {
-            let left = running.left();
-            let runs = index == 0 || left <= budget;
-            budget = budget.saturating_sub(if runs { left } else { 0 });
-            if runs { left } else { 0 }
-        };
-        self.running.iter().enumerate().map(count).collect()
-    }
-
     /// Ends a request; unknown ones are ignored.
     fn finish(&mut self, id: RequestId, reason: FinishReason, now: Instant) {
         if let Some(sequence) = self.remove(id) {
@@ -378,8 +345,10 @@ impl Schedule {
     }
 
     fn remove(&mut self, id: RequestId) -> Option<Sequence> {
-        if let Some(index) = self.waiting.iter().position(|sequence| sequence.id == id) {
-            return self.waiting.remove(index);
+        for queue in [&mut self.compiling, &mut self.waiting] {
+            if let Some(index) = queue.iter().position(|sequence| sequence.id == id) {
+                return queue.remove(index);
+            }
         }
         let index = self.running.iter().position(|running| running.sequence.id == id)?;
         let running = self.running.remove(index);
@@ -414,7 +383,5 @@ impl Limits {
     }
 }
 
-/// A mask that forbids nothing need not travel.
-fn needed(mask: TokenMask) -> Option<TokenMask> {
-    (!mask.is_all()).then_some(mask)
-}
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,9 @@ use crate::{
     model::Model,
 };
 
+/// How long a leader without a step waits for a constraint before it looks for commands again.
+const THREADS_PATIENCE: Duration = Duration::from_millis(2);
+
 /// Whether speculative decoding is on; it does not change the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculate {
@@ -43,6 +46,9 @@ pub struct EngineOptions {
     /// Chunked-prefill token budget: prompt tokens of a step in which other sequences decode, so
     /// that these never wait long for their next token.
     pub chunked_prefill_tokens: usize,
+    /// Percent of its speed that a tenant with few streams keeps beside the work of others: the rest of
+    /// the time is for their prompts and further streams.
+    pub kept_percent: u32,
     /// KV cache memory of each rank. By default one sequence of the model's longest
     /// context, or [`MIN_KV_BYTES`] where that is more.
     pub kv_bytes: Option<u64>,
@@ -62,6 +68,7 @@ impl EngineOptions {
         max_waiting: 1024,
         prefill_tokens: PREFILL_TOKENS,
         chunked_prefill_tokens: PREFILL_TOKENS_BESIDE_DECODE,
+        kept_percent: 88,
         kv_bytes: None,
         speculate: Speculate::Auto,
         heartbeat_timeout: HEARTBEAT_TIMEOUT,
@@ -130,6 +137,7 @@ impl<B: Backend> Engine<B> {
             max_waiting: options.max_waiting,
             prefill_tokens: options.prefill_tokens,
             chunked_prefill_tokens: options.chunked_prefill_tokens,
+            kept_percent: options.kept_percent,
             prefix_reuse: model.reuses_prefixes(),
             whole_prompts: spec.is_bidirectional(),
             long_beyond: long.map(|long| long.beyond).collect(),
@@ -266,6 +274,10 @@ impl<B: Backend> RankEngine for Engine<B> {
         };
         deliver(&mut self.schedule);
         if plan.is_empty() {
+            if outcome == StepOutcome::Idle && self.schedule.waits_for_threads() {
+                self.schedule.wait_for_threads(Instant::now() + THREADS_PATIENCE);
+                return Ok(StepOutcome::Waiting);
+            }
             return Ok(outcome);
         }
         self.send(&plan, group)?;
@@ -273,6 +285,7 @@ impl<B: Backend> RankEngine for Engine<B> {
         let started = Instant::now();
         let results = self.runner.run(&plan, &ranks);
         let results = results.map_err(|error| group_error(error, &mut self.device_failure))?;
+        self.schedule.step_took(started.elapsed());
         if let Some(draft) = &mut self.draft
             && !plan.scheduled.is_empty()
         {

@@ -81,8 +81,12 @@ impl Ranks {
             for (id, request) in requests.iter().enumerate() {
                 leader.submit(RequestId(id as u64), request.clone());
             }
-            while lead(leader, group, &mut events) == StepOutcome::Worked {
-                steps += 1;
+            loop {
+                match lead(leader, group, &mut events) {
+                    StepOutcome::Worked => steps += 1,
+                    StepOutcome::Waiting => {}
+                    StepOutcome::Idle => break,
+                }
             }
         });
         self.steps = steps;

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use shardpack_chat::model::{LongText, PromptError};
-use shardpack_engine_api::{GenerateRequest, PromptOutput, TokenId};
+use shardpack_engine_api::{GenerateRequest, PromptOutput, Tenant, TokenId};
 use shardpack_formats::spec::Embedding;
 
 use super::{AppState, generate::made_none, middleware::Caller, selection::Reading};
@@ -37,7 +37,7 @@ pub(super) async fn embed(
     let key = caller.begin()?;
     let body = app.read_charged(request, key.as_ref()).await?;
     caller.record.body(body.len());
-    let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let _permit = app.slots.try_take(caller.tenant, 1).ok_or_else(|| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| dialect.parse(&body),
         name: |request: &EmbeddingRequest| request.model.as_deref(),
@@ -46,8 +46,7 @@ pub(super) async fn embed(
             Ok((request, prompts))
         },
     };
-    let (entered, (request, prompts)) =
-        app.read(caller.key.as_ref(), Need::Engine, reading).await?;
+    let (entered, (request, prompts)) = app.read(&caller, Need::Engine, reading).await?;
     let Entered { served, name: model, share: _share } = entered;
     let tokens = total(&prompts);
     if let Some(key) = &key {
@@ -59,7 +58,7 @@ pub(super) async fn embed(
     let untrained = form.is_none();
     let form = form.unwrap_or(Embedding::UNTRAINED);
     let normalize = request.normalize.unwrap_or(form.normalize);
-    let vectors = served.embedded(prompts).await?;
+    let vectors = served.embedded(caller.tenant, prompts).await?;
     let vectors = vectors.into_iter().map(|vector| {
         let vector = shortened(vector, request.dimensions)?;
         // A part of a vector of length one has another length.
@@ -142,6 +141,7 @@ impl ServedModel {
     /// Pooled vectors of prompts.
     pub(super) async fn embedded(
         &self,
+        tenant: Tenant,
         prompts: Vec<Vec<TokenId>>,
     ) -> Result<Vec<Vec<f32>>, ApiError> {
         let timeout_ms = self.timeout_ms();
@@ -150,13 +150,14 @@ impl ServedModel {
             timeout_ms,
             ..GenerateRequest::greedy(prompt, 0)
         };
-        let outcomes = self.batch().run(prompts.into_iter().map(request).collect()).await?;
+        let outcomes = self.batch(tenant).run(prompts.into_iter().map(request).collect()).await?;
         Ok(outcomes.into_iter().map(|Outcome { embedding, .. }| embedding).collect())
     }
 
     /// Runs requests whose results are read whole.
-    pub(super) fn batch(&self) -> Batch<'_> {
+    pub(super) fn batch(&self, tenant: Tenant) -> Batch<'_> {
         Batch {
+            tenant,
             engine: &self.engine,
             metrics: &self.metrics,
             closing: self.closing.subscribe(),

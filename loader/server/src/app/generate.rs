@@ -1,6 +1,9 @@
 //! Generation requests: read the body, parse and tokenize it, submit it to the engine, respond.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Extension,
@@ -12,26 +15,25 @@ use axum::{
 use shardpack_chat::{
     conversation::{ChatRequest, SamplingRequest},
     model::{ChatModel, DefaultSampling, PromptError},
-    output,
+    output::{self, OutputPlanError},
     prompt::PromptFailure,
     prompt_side::PromptSideError,
     text::Detokenizer,
+    tools::CompileBudget,
 };
-use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, TokenId};
+use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, Tenant, TokenId};
 use tokio::{
     runtime::Handle,
-    sync::OwnedSemaphorePermit,
     task::{JoinSet, spawn_blocking},
     time::timeout,
 };
 
-use super::{
-    AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, selection::blocking,
-    unix_seconds,
-};
+use super::{AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
 use crate::{
+    background,
     dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
+    fair::SlotPermit,
     generation::{Generation, GenerationContext, RequestSlot, Sequence},
     keys::{Key, KeySlot, Scope},
     registry::{Entered, Found, Need, Waiting},
@@ -51,19 +53,26 @@ pub(super) async fn generate(
     let body = app.read_charged(request, key.as_ref()).await?;
     caller.record.body(body.len());
     // One slot until the number of choices is known; only now, so that slow senders have none.
-    let permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let permit = app.slots.try_take(caller.tenant, 1).ok_or_else(|| app.busy())?;
     let (reader, owner) = (Arc::clone(&app), caller.key.clone());
-    let read = blocking(move || reader.read_generation(dialect, &body, owner.as_deref())).await?;
+    let read = move || reader.read_generation(dialect, &body, owner.as_deref());
+    let read = app.reading(caller.tenant, read).await?;
     let admitted = Admitted { permit, key };
     let (parsed, entered, prepared) = match read {
         Read::Whole(parsed, entered, prepared) => (parsed, entered, prepared),
+        Read::Compiles(parsed, entered) => app
+            .compile(caller.tenant, admitted.key.as_ref(), parsed, entered)
+            .await
+            .map_err(|(_, error)| error)?,
         Read::Residency(parsed) => return app.reside(&caller, parsed).await,
         Read::Waits(parsed, waiting) if parsed.stream => {
             return app.stream_later(caller, *parsed, waiting, admitted).await;
         }
         Read::Waits(parsed, waiting) => {
             let entered = app.enter(waiting).await?;
-            app.prepare(*parsed, entered).await.map_err(|(_, error)| error)?
+            let prepared =
+                app.prepare(caller.tenant, admitted.key.as_ref(), *parsed, entered).await;
+            prepared.map_err(|(_, error)| error)?
         }
     };
     app.answer(caller, *parsed, entered, *prepared, admitted).await
@@ -71,7 +80,7 @@ pub(super) async fn generate(
 
 /// What a request was given before its model was known.
 struct Admitted {
-    permit: OwnedSemaphorePermit,
+    permit: SlotPermit,
     key: Option<KeySlot>,
 }
 
@@ -79,6 +88,8 @@ struct Admitted {
 enum Read {
     /// Its model is loaded.
     Whole(Box<ParsedRequest>, Entered, Box<PreparedRequest>),
+    /// The same, but its grammar has to be compiled.
+    Compiles(Box<ParsedRequest>, Entered),
     /// Its model has to be loaded.
     Waits(Box<ParsedRequest>, Waiting),
     /// It asks for nothing but that its model be in memory, or out of it.
@@ -103,6 +114,35 @@ struct PreparedRequest {
     /// The answer to a request without a prompt; there are no sequences then.
     without_prompt: Option<String>,
 }
+
+/// Why a request is not prepared.
+enum PrepareError {
+    Api(ApiError),
+    /// Its grammar has to be compiled first.
+    Uncompiled,
+}
+
+impl From<ApiError> for PrepareError {
+    fn from(error: ApiError) -> Self {
+        Self::Api(error)
+    }
+}
+
+impl From<OutputPlanError> for PrepareError {
+    fn from(error: OutputPlanError) -> Self {
+        match error {
+            OutputPlanError::Uncompiled => Self::Uncompiled,
+            error => Self::Api(error.into()),
+        }
+    }
+}
+
+/// A request that was prepared for its model, or why it was not.
+type Prepared =
+    Result<(Box<ParsedRequest>, Entered, Box<PreparedRequest>), (Box<ParsedRequest>, ApiError)>;
+
+/// How long a request waits for its turn to have its grammar compiled.
+const COMPILE_TURN_TIMEOUT: Duration = Duration::from_mins(1);
 
 impl AppState {
     pub(super) fn busy(&self) -> ApiError {
@@ -131,10 +171,11 @@ impl AppState {
             self.models.keep_alive(&name, keep_alive);
         }
         Ok(match found {
-            Found::Entered(entered) => {
-                let prepared = entered.served.prepare(&parsed, &entered.name)?;
-                Read::Whole(parsed, entered, Box::new(prepared))
-            }
+            Found::Entered(entered) => match entered.prepare(&parsed, None) {
+                Ok(prepared) => Read::Whole(parsed, entered, Box::new(prepared)),
+                Err(PrepareError::Uncompiled) => Read::Compiles(parsed, entered),
+                Err(PrepareError::Api(error)) => return Err(error),
+            },
             Found::Waits(waiting) => Read::Waits(parsed, waiting),
         })
     }
@@ -142,18 +183,65 @@ impl AppState {
     /// Renders and tokenizes a request whose model has been loaded.
     async fn prepare(
         &self,
+        tenant: Tenant,
+        key: Option<&KeySlot>,
         parsed: ParsedRequest,
         entered: Entered,
-    ) -> Result<(Box<ParsedRequest>, Entered, Box<PreparedRequest>), (Box<ParsedRequest>, ApiError)>
-    {
+    ) -> Prepared {
         let parsed = Box::new(parsed);
-        let prepared =
-            spawn_blocking(move || match entered.served.prepare(&parsed, &entered.name) {
-                Ok(prepared) => Ok((parsed, entered, Box::new(prepared))),
-                Err(error) => Err((parsed, error)),
-            });
+        let turn = self.reading.take(tenant.id).await;
+        let prepared = spawn_blocking(move || {
+            let _turn = turn;
+            let prepared = entered.prepare(&parsed, None);
+            (parsed, entered, prepared)
+        });
         // A panic ends the connection.
-        prepared.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+        let prepared = prepared.await;
+        let (parsed, entered, prepared) =
+            prepared.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        match prepared {
+            Ok(prepared) => Ok((parsed, entered, Box::new(prepared))),
+            Err(PrepareError::Uncompiled) => self.compile(tenant, key, parsed, entered).await,
+            Err(PrepareError::Api(error)) => Err((parsed, error)),
+        }
+    }
+
+    /// Prepares a request whose grammar has to be compiled: in its tenant's turn, and on a thread of low
+    /// priority, so that nobody else waits.
+    async fn compile(
+        &self,
+        tenant: Tenant,
+        key: Option<&KeySlot>,
+        parsed: Box<ParsedRequest>,
+        entered: Entered,
+    ) -> Prepared {
+        if let Some(Err(error)) = key.map(KeySlot::check_grammar) {
+            return Err((parsed, error));
+        }
+        let Ok(turn) = timeout(COMPILE_TURN_TIMEOUT, self.compiling.take(tenant.id)).await else {
+            let message = "other grammars have been compiled for a minute: try again later";
+            let error = ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full");
+            return Err((parsed, error));
+        };
+        let prepared = background::run(move || {
+            let _turn = turn;
+            let budget = CompileBudget::default();
+            let prepared = entered.prepare(&parsed, Some(&budget));
+            (parsed, entered, prepared, budget.spent())
+        });
+        let prepared = prepared.await.expect("a panic ends the connection");
+        let (parsed, entered, prepared, spent) = prepared;
+        // Refused grammars have cost as much.
+        if let Some(key) = key {
+            key.spend_grammar(spent);
+        }
+        match prepared {
+            Ok(prepared) => Ok((parsed, entered, Box::new(prepared))),
+            Err(PrepareError::Api(error)) => Err((parsed, error)),
+            Err(PrepareError::Uncompiled) => {
+                Err((parsed, ApiError::from(OutputPlanError::Uncompiled)))
+            }
+        }
     }
 
     /// Responds to a request whose model is there.
@@ -205,8 +293,9 @@ impl AppState {
         let more = u32::try_from(prepared.sequences.len().saturating_sub(1)).unwrap_or(u32::MAX);
         let mut grow = || {
             if more > 0 {
-                let slots = self.slots.clone().try_acquire_many_owned(more);
-                permit.merge(slots.map_err(|_| self.busy())?);
+                if !permit.grow(more) {
+                    return Err(self.busy());
+                }
                 share.grow(more)?;
             }
             Ok(())
@@ -230,7 +319,11 @@ impl AppState {
         };
         let record = Arc::clone(&caller.record);
         let slot = RequestSlot { permit, share, key, record };
-        match Generation::submit(context, prepared.sequences, slot) {
+        let mut sequences = prepared.sequences;
+        for sequence in &mut sequences {
+            sequence.request.tenant = caller.tenant;
+        }
+        match Generation::submit(context, sequences, slot) {
             Ok(generation) => Ok((generation, writer)),
             Err(error) => Err((error, writer)),
         }
@@ -267,8 +360,9 @@ impl AppState {
         });
         // An error that comes soon still has an HTTP status.
         if let Ok(entered) = timeout(keep_alive, &mut entering).await {
-            let prepared = self.prepare(parsed, entered?).await.map_err(|(_, error)| error)?;
-            let (parsed, entered, prepared) = prepared;
+            let prepared =
+                self.prepare(caller.tenant, admitted.key.as_ref(), parsed, entered?).await;
+            let (parsed, entered, prepared) = prepared.map_err(|(_, error)| error)?;
             return self.answer(caller, *parsed, entered, *prepared, admitted).await;
         }
         caller.record.streams();
@@ -280,7 +374,7 @@ impl AppState {
                 Ok(entered) => entered,
                 Err(error) => return Err(self.told(&caller, parsed, error)),
             };
-            match self.prepare(parsed, entered).await {
+            match self.prepare(caller.tenant, admitted.key.as_ref(), parsed, entered).await {
                 Ok((parsed, entered, mut prepared)) => match prepared.refusal.take() {
                     Some(error) => Err(self.told(&caller, *parsed, error)),
                     None => {
@@ -342,19 +436,35 @@ impl AppState {
     }
 }
 
+impl Entered {
+    fn prepare(
+        &self,
+        parsed: &ParsedRequest,
+        budget: Option<&CompileBudget>,
+    ) -> Result<PreparedRequest, PrepareError> {
+        self.served.prepare(parsed, &self.name, budget)
+    }
+}
+
 impl ServedModel {
-    /// Renders and tokenizes a request, by the name under which the client knows this model.
-    fn prepare(&self, parsed: &ParsedRequest, name: &str) -> Result<PreparedRequest, ApiError> {
+    /// Renders and tokenizes a request, by the name under which the client knows this model. Without a
+    /// budget only grammars are used that were compiled before.
+    fn prepare(
+        &self,
+        parsed: &ParsedRequest,
+        name: &str,
+        budget: Option<&CompileBudget>,
+    ) -> Result<PreparedRequest, PrepareError> {
         if self.model.embedding().is_some() {
             let message = "this model makes embeddings and generates no text: use /v1/embeddings,                            or serve a chat model";
-            return Err(ApiError::param("model", message).with_code("unsupported_value"));
+            return Err(ApiError::param("model", message).with_code("unsupported_value").into());
         }
         let (prompts, adjusted, refusal) = match self.prompts(parsed) {
             Ok((prompts, adjusted)) => (prompts, adjusted, None),
             Err(error) if parsed.stream && parsed.writer_options.tells_in_stream(&error) => {
                 (Vec::new(), Vec::new(), Some(error))
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let mut notes = Notes { adjusted, unenforced: Vec::new() };
         let seed = match parsed.request.sampling.seed {
@@ -368,7 +478,7 @@ impl ServedModel {
         if answers > self.limits.active_requests as usize {
             let most = self.limits.active_requests;
             let message = format!("n: {answers} answers in one request: at most {most}");
-            return Err(ApiError::param("n", message));
+            return Err(ApiError::param("n", message).into());
         }
         let ParsedRequest { request, writer_options, prompt: asked, .. } = parsed;
         let mut ignored = parsed.ignored.clone();
@@ -388,7 +498,7 @@ impl ServedModel {
                 // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
                 let (mut sequence, unenforced) =
-                    self.sequence(request, prompt.clone(), seed, is_raw)?;
+                    self.sequence(request, prompt.clone(), seed, is_raw, budget)?;
                 notes.unenforced = unenforced;
                 sequence.request.prompt_output = prompt_output;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
@@ -433,14 +543,15 @@ impl ServedModel {
         prompt: Vec<TokenId>,
         seed: u64,
         is_raw: bool,
-    ) -> Result<(Sequence, Vec<String>), ApiError> {
+        budget: Option<&CompileBudget>,
+    ) -> Result<(Sequence, Vec<String>), PrepareError> {
         let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
         let mut stop_tokens = request.limits.stop_tokens.clone();
         if !request.limits.ignore_stop_tokens {
             stop_tokens.extend(self.model.stop_tokens());
         }
         let sampling = self.sampling(&request.sampling, seed);
-        let output = output::plan(&self.model, request, &prompt, &stop_tokens, is_raw)?;
+        let output = output::plan(&self.model, request, &prompt, &stop_tokens, is_raw, budget)?;
         let parser = output.parser(random_u64()?);
         let stop = request.limits.stop.clone();
         let prediction = match &request.prediction {
@@ -450,6 +561,7 @@ impl ServedModel {
             None => Vec::new(),
         };
         let request = GenerateRequest {
+            tenant: Tenant::NOBODY,
             prompt,
             generated: Vec::new(),
             max_tokens,

@@ -11,6 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
+use shardpack_engine_api::Tenant;
 
 use super::AppState;
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     keys::{Key, KeySlot, Scope},
     ledger::{Opened, Record},
     routes::{Route, Target, route_of},
+    tenant,
 };
 
 /// Identity of a request, for its handler.
@@ -29,6 +31,8 @@ pub(super) struct Caller {
     pub(super) key: Option<Arc<Key>>,
     /// What the request takes.
     pub(super) record: Arc<Record>,
+    /// As whose request it counts where several share the engine: the key's, else the address's.
+    pub(super) tenant: Tenant,
 }
 
 /// Where a connection comes from.
@@ -75,8 +79,13 @@ pub(super) async fn handle_request(
     let (response, key) = match known {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
-            let caller = record.clone().unwrap_or_else(|| Record::unkept(&app.ledger));
-            request.extensions_mut().insert(Caller { id: id.clone(), key, record: caller });
+            let record = record.clone().unwrap_or_else(|| Record::unkept(&app.ledger));
+            let tenant = match (&key, request.extensions().get::<Remote>()) {
+                (Some(key), _) => key.tenant(),
+                (None, Some(Remote(address))) => tenant::of_address(address.ip()),
+                (None, None) => Tenant::NOBODY,
+            };
+            request.extensions_mut().insert(Caller { id: id.clone(), key, record, tenant });
             (format_error(next.run(request).await, shape), name)
         }
     };

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use axum::{Extension, body::Body, extract::State, http::Request, response::Response};
 use shardpack_chat::model::LongText;
-use shardpack_engine_api::{GenerateRequest, MAX_LOGPROBS, Sampling, TokenId, TokenLogprobs};
+use shardpack_engine_api::{
+    GenerateRequest, MAX_LOGPROBS, Sampling, Tenant, TokenId, TokenLogprobs,
+};
 
 use super::{
     AppState,
@@ -45,13 +47,13 @@ pub(super) async fn rerank(
     let key = caller.begin()?;
     let body = app.read_charged(request, key.as_ref()).await?;
     caller.record.body(body.len());
-    let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let _permit = app.slots.try_take(caller.tenant, 1).ok_or_else(|| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| RerankRequest::parse(&body),
         name: |request: &RerankRequest| request.model.as_deref(),
         prepare: |_: &AppState, entered: &Entered, request| entered.served.prepare_rerank(request),
     };
-    let (entered, prepared) = app.read(caller.key.as_ref(), Need::Engine, reading).await?;
+    let (entered, prepared) = app.read(&caller, Need::Engine, reading).await?;
     let Entered { served, name: model, share: _share } = entered;
     let PreparedRerank { request, prompts, judge } = prepared;
     let tokens = total(&prompts);
@@ -61,8 +63,8 @@ pub(super) async fn rerank(
     caller.record.submitted(served.name(), tokens);
     served.metrics.ignored(request.ignored.len());
     let scores = match judge {
-        Some(answers) => served.judged(&prompts, answers).await?,
-        None => similarities(served.embedded(prompts).await?),
+        Some(answers) => served.judged(caller.tenant, &prompts, answers).await?,
+        None => similarities(served.embedded(caller.tenant, prompts).await?),
     };
     let id = format!("rerank-{}", caller.id);
     let headers = super::headers_of_ignored(&request.ignored);
@@ -142,10 +144,11 @@ impl ServedModel {
     /// The probability of yes against no after each prompt.
     async fn judged(
         &self,
+        tenant: Tenant,
         prompts: &[Vec<TokenId>],
         answers: Answers,
     ) -> Result<Vec<f32>, ApiError> {
-        let yes = self.sampled(prompts, answers.yes).await?;
+        let yes = self.sampled(tenant, prompts, answers.yes).await?;
         // Of the few whose other answer is not among the likeliest it is asked for.
         let among = |found: &TokenLogprobs| {
             found.top.iter().find(|top| top.0 == answers.no).map(|top| top.1)
@@ -154,7 +157,7 @@ impl ServedModel {
         let missing: Vec<usize> = (0..no.len()).filter(|index| no[*index].is_none()).collect();
         let asked: Vec<Vec<TokenId>> =
             missing.iter().map(|index| prompts[*index].clone()).collect();
-        let found = self.sampled(&asked, answers.no).await?;
+        let found = self.sampled(tenant, &asked, answers.no).await?;
         for (index, found) in missing.into_iter().zip(found) {
             no[index] = Some(found.logprob);
         }
@@ -168,6 +171,7 @@ impl ServedModel {
     /// The log probability of a token after each prompt, with those of the likeliest.
     async fn sampled(
         &self,
+        tenant: Tenant,
         prompts: &[Vec<TokenId>],
         token: TokenId,
     ) -> Result<Vec<TokenLogprobs>, ApiError> {
@@ -178,7 +182,7 @@ impl ServedModel {
             timeout_ms,
             ..GenerateRequest::greedy(prompt.clone(), 1)
         };
-        let outcomes = self.batch().run(prompts.iter().map(request).collect()).await?;
+        let outcomes = self.batch(tenant).run(prompts.iter().map(request).collect()).await?;
         let missing = || {
             let message = "the engine gave no log probabilities";
             ApiError::new(crate::error::ErrorKind::Internal, message)

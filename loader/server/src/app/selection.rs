@@ -3,9 +3,10 @@
 use std::{borrow::Cow, sync::Arc};
 
 use axum::http::Uri;
+use shardpack_engine_api::Tenant;
 use tokio::task::spawn_blocking;
 
-use super::{AppState, generate::failed};
+use super::{AppState, generate::failed, middleware::Caller};
 use crate::{
     error::{ApiError, ErrorKind},
     keys::Key,
@@ -34,7 +35,7 @@ impl AppState {
     /// Reads a request, away from the threads that serve connections, and waits for its model.
     pub(super) async fn read<R, T>(
         self: &Arc<Self>,
-        key: Option<&Arc<Key>>,
+        caller: &Caller,
         need: Need,
         reading: Reading<
             impl FnOnce(&Self) -> Result<R, ApiError> + Send + 'static,
@@ -47,9 +48,9 @@ impl AppState {
         T: Send + 'static,
     {
         let Reading { parse, name, prepare } = reading;
-        let (app, key) = (Arc::clone(self), key.cloned());
+        let (app, key, tenant) = (Arc::clone(self), caller.key.clone(), caller.tenant);
         // In one go where the model is there.
-        let read = blocking(move || {
+        let read = self.reading(tenant, move || {
             let parsed = parse(&app)?;
             Ok(match app.find(key.as_deref(), name(&parsed), need)? {
                 Found::Entered(entered) => {
@@ -64,13 +65,28 @@ impl AppState {
             Read::Waits(waiting, parsed, prepare) => {
                 let entered = self.enter(waiting).await?;
                 let app = Arc::clone(self);
-                blocking(move || {
+                let prepared = self.reading(tenant, move || {
                     let prepared = prepare(&app, &entered, parsed)?;
                     Ok((entered, prepared))
-                })
-                .await
+                });
+                prepared.await
             }
         }
+    }
+
+    /// Reads a request in its tenant's turn, away from the threads that serve connections.
+    pub(super) async fn reading<T: Send + 'static>(
+        &self,
+        tenant: Tenant,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = self.reading.take(tenant.id).await;
+        blocking(move || {
+            // Held to the end, whether or not anybody waits for it.
+            let _turn = turn;
+            work()
+        })
+        .await
     }
 
     /// Waits until a model is loaded.

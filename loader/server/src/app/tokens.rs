@@ -39,13 +39,13 @@ async fn answer<R: Send + 'static>(
     let key = caller.begin()?;
     let body = app.read_charged(request, key.as_ref()).await?;
     caller.record.body(body.len());
-    let _permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let _permit = app.slots.try_take(caller.tenant, 1).ok_or_else(|| app.busy())?;
     let reading = Reading {
         parse: move |_: &AppState| parse(&body),
         name,
         prepare: move |_: &AppState, entered: &Entered, parsed| work(&entered.served, parsed),
     };
-    let (_, value) = app.read(caller.key.as_ref(), Need::Text, reading).await?;
+    let (_, value) = app.read(caller, Need::Text, reading).await?;
     Ok(Json(value).into_response())
 }
 

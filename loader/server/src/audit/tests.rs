@@ -1,3 +1,5 @@
+//! The chain of an audit log, broken in every way.
+
 use std::fs;
 
 use tempfile::tempdir;

@@ -6,9 +6,13 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
+use shardpack_engine_api::Tenant;
 
 use super::{KeyEntry, KeyLimits, Scope};
-use crate::error::{ApiError, ErrorKind};
+use crate::{
+    error::{ApiError, ErrorKind},
+    tenant,
+};
 
 /// A known key and its usage.
 #[derive(Debug)]
@@ -122,18 +126,12 @@ impl Key {
         self.entry.weight.map_or(1, std::num::NonZeroU32::get)
     }
 
-    /// Whose prefixes its requests may find in the cache: the same for all keys of a group, and else its
-    /// own. It does not change when the key is replaced under its name.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for what asks the engine"))]
-    pub(crate) fn tenant(&self) -> u64 {
-        // A key cannot get into a group by its name.
-        let text = match &self.entry.share_prefix_cache {
-            Some(group) => format!("group {group}"),
-            None => format!("key {}", self.entry.name),
-        };
-        let hash = blake3::hash(text.as_bytes());
-        let first = hash.as_bytes().first_chunk().expect("a hash has 32 bytes");
-        u64::from_le_bytes(*first)
+    /// As whose requests its requests count where several share the engine, and whose prefixes they find
+    /// in the cache: those of all keys of a group, and else its own. It does not change when the key is
+    /// replaced under its name.
+    pub(crate) fn tenant(&self) -> Tenant {
+        let group = self.entry.share_prefix_cache.as_deref();
+        tenant::of_key(&self.entry.name, self.weight(), group)
     }
 
     fn spent(&self) -> MutexGuard<'_, Spent> {
@@ -250,7 +248,6 @@ impl KeySlot {
     }
 
     /// Refuses a grammar where earlier ones have taken all time that the key has for them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for what compiles grammars"))]
     pub(crate) fn check_grammar(&self) -> Result<(), ApiError> {
         let mut spent = self.0.spent();
         spent.refill(Instant::now());
@@ -258,7 +255,6 @@ impl KeySlot {
     }
 
     /// Charges time that compiling a grammar took.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for what compiles grammars"))]
     pub(crate) fn spend_grammar(&self, time: Duration) {
         self.0.spend_grammar(time);
     }

@@ -1,3 +1,5 @@
+//! Files of keys, scopes, limits, and files that are read again.
+
 use std::{
     error::Error,
     fs,
@@ -121,7 +123,7 @@ fn tenants_are_keys_or_their_groups() {
         file.entry_mut(name).unwrap().share_prefix_cache = Some("team".to_owned());
     }
     let keys = ApiKeys::new(file).unwrap();
-    let tenant = |sent: &str| keys.check(Some(sent), Scope::Infer).unwrap().tenant();
+    let tenant = |sent: &str| keys.check(Some(sent), Scope::Infer).unwrap().tenant().prefix_cache;
     let [a, b, c, team] = [0, 1, 2, 3].map(|index| tenant(&sent[index]));
     assert_eq!(a, b);
     assert!(a != c && c != team && a != team, "a name is no group");

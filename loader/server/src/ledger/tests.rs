@@ -1,3 +1,5 @@
+//! What is counted, over kills and torn lines.
+
 use std::fs;
 
 use tempfile::tempdir;

@@ -12,8 +12,12 @@ use std::{
 
 use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
 
+use super::processor_time::ThreadClock;
+
 /// Grammars that are compiled at once, those included that nobody waits for any more.
 const THREADS_MAX: u32 = 2;
+/// How often the processor time of a compilation is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Schemas nest, and the compiler recurses with them.
 const STACK_BYTES: usize = 16 << 20;
 
@@ -26,6 +30,16 @@ pub(super) enum CompileError {
     Timeout,
     /// Every thread was busy until the deadline.
     Busy,
+}
+
+/// How long a compilation may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CompileTime {
+    /// Of a processor.
+    pub(super) processor: Duration,
+    /// On the clock, waiting for a free place included: where steps take all processors, compiling is
+    /// slow.
+    pub(super) clock: Duration,
 }
 
 /// The compiler of one vocabulary.
@@ -70,14 +84,15 @@ impl Compiler {
         Self { factory: Arc::new(factory), running: Arc::default() }
     }
 
-    /// A matcher at the beginning of a grammar, or why there is none by then.
+    /// A matcher at the beginning of a grammar, or why there is none by then; and the processor time
+    /// that it took.
     pub(super) fn compile(
         &self,
         grammar: TopLevelGrammar,
-        timeout: Duration,
-    ) -> Result<Matcher, CompileError> {
+        most: CompileTime,
+    ) -> (Result<Matcher, CompileError>, Duration) {
         let factory = Arc::clone(&self.factory);
-        self.run(timeout, move |is_given_up| {
+        self.run(most, move |is_given_up| {
             let parser = factory.create_parser(grammar).map_err(|error| format!("{error:#}"))?;
             if is_given_up() {
                 return Err("the request timed out".to_owned());
@@ -88,32 +103,47 @@ impl Compiler {
 
     fn run<T: Send + 'static>(
         &self,
-        timeout: Duration,
+        most: CompileTime,
         work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, String> + Send + 'static,
-    ) -> Result<T, CompileError> {
-        let deadline = Instant::now() + timeout;
-        let slot = self.running.enter(deadline).ok_or(CompileError::Busy)?;
+    ) -> (Result<T, CompileError>, Duration) {
+        let deadline = Instant::now() + most.clock;
+        let Some(slot) = self.running.enter(deadline) else {
+            return (Err(CompileError::Busy), Duration::ZERO);
+        };
         let given_up = Arc::new(AtomicBool::new(false));
         let is_given_up = Arc::clone(&given_up);
+        let (clocks, clock) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();
         let builder = std::thread::Builder::new().name("grammar".to_owned());
         let thread = builder.stack_size(STACK_BYTES).spawn(move || {
             // Held to the thread's end, a panic's included.
             let _slot = slot;
+            let clock = ThreadClock::start();
+            let _ = clocks.send(clock.clone());
             let done = work(&|| is_given_up.load(Ordering::Relaxed));
             // Nobody may be waiting any more.
-            let _ = sender.send(done);
+            let _ = sender.send((done, clock.elapsed()));
         });
-        thread.map_err(|error| CompileError::Refused(error.to_string()))?;
-        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(Ok(done)) => Ok(done),
-            Ok(Err(message)) => Err(CompileError::Refused(message)),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                given_up.store(true, Ordering::Relaxed);
-                Err(CompileError::Timeout)
+        if let Err(error) = thread {
+            return (Err(CompileError::Refused(error.to_string())), Duration::ZERO);
+        }
+        let mut running: Option<ThreadClock> = None;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match receiver.recv_timeout(left.min(LOOK_EVERY)) {
+                Ok((Ok(done), took)) => return (Ok(done), took),
+                Ok((Err(message), took)) => return (Err(CompileError::Refused(message)), took),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let message = "the grammar is too complex".to_owned();
+                    return (Err(CompileError::Refused(message)), Duration::ZERO);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(CompileError::Refused("the grammar is too complex".to_owned()))
+            running = running.or_else(|| clock.try_recv().ok());
+            let took = running.as_ref().map_or(Duration::ZERO, ThreadClock::elapsed);
+            if took > most.processor || Instant::now() >= deadline {
+                given_up.store(true, Ordering::Relaxed);
+                return (Err(CompileError::Timeout), took);
             }
         }
     }
@@ -125,8 +155,9 @@ mod tests {
 
     use super::*;
 
-    const SHORT: Duration = Duration::from_millis(1);
-    const LONG: Duration = Duration::from_mins(1);
+    const MINUTE: Duration = Duration::from_mins(1);
+    const SHORT: CompileTime = CompileTime { processor: MINUTE, clock: Duration::from_millis(1) };
+    const LONG: CompileTime = CompileTime { processor: MINUTE, clock: MINUTE };
 
     #[test]
     fn those_that_outlast_their_deadline_keep_their_places_and_no_more_begin() {
@@ -142,17 +173,32 @@ mod tests {
                 told.send(is_given_up()).unwrap();
                 Ok(())
             });
-            assert_eq!(stuck.unwrap_err(), CompileError::Timeout);
+            assert_eq!(stuck.0.unwrap_err(), CompileError::Timeout);
         }
         let refused = compiler.run(SHORT, |_| -> Result<(), String> { panic!("it must not run") });
-        assert_eq!(refused.unwrap_err(), CompileError::Busy);
+        assert_eq!(refused.0.unwrap_err(), CompileError::Busy);
         drop(release);
         let done = compiler.run(LONG, |_| Ok(7));
-        assert_eq!(done.unwrap(), 7);
+        assert_eq!(done.0.unwrap(), 7);
         for _ in 0..THREADS_MAX {
-            assert!(tells.recv_timeout(LONG).unwrap(), "they know that nobody waits");
+            assert!(tells.recv_timeout(MINUTE).unwrap(), "they know that nobody waits");
         }
         let refused = compiler.run(LONG, |_| -> Result<(), String> { Err("no".to_owned()) });
-        assert_eq!(refused.unwrap_err(), CompileError::Refused("no".to_owned()));
+        assert_eq!(refused.0.unwrap_err(), CompileError::Refused("no".to_owned()));
+    }
+
+    #[test]
+    fn a_compilation_ends_with_its_processor_time() {
+        let tokens = ApproximateTokEnv::single_byte_env();
+        let compiler = Compiler::new(ParserFactory::new_simple(&tokens).unwrap());
+        let most = CompileTime { processor: Duration::from_millis(20), clock: MINUTE };
+        let (result, took) = compiler.run(most, |is_given_up| -> Result<(), String> {
+            while !is_given_up() {
+                std::hint::spin_loop();
+            }
+            Ok(())
+        });
+        assert_eq!(result.unwrap_err(), CompileError::Timeout);
+        assert!(took >= most.processor, "{took:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! Speculative decoding in the schedule: which draft tokens go into a step.
 
+use std::collections::BTreeMap;
+
 use shardpack_formats::Spec;
 
 use super::{
@@ -68,7 +70,8 @@ impl Schedule {
             return Ok(drafts);
         }
         let positions = self.positions();
-        let most = |running: &RunningSequence| max_drafts(running, positions);
+        let few = self.fewest_sequences();
+        let most = |running: &RunningSequence| few.max_drafts(running, positions);
         match &self.limits.drafting {
             Drafting::Off => {}
             Drafting::Proposed(costs) => {
@@ -111,12 +114,13 @@ impl Schedule {
         costs: RowCosts,
         positions: usize,
     ) -> Result<(), StepError> {
+        let few = self.fewest_sequences();
         let inputs = self.running.iter().map(|running| DraftInput {
             id: running.sequence.id,
             tokens: &running.sequence.tokens,
             total: self.limits.total(&running.sequence),
             most: if running.sequence.wants_draft_model() {
-                max_drafts(running, positions)
+                few.max_drafts(running, positions)
             } else {
                 0
             },
@@ -141,6 +145,18 @@ impl Schedule {
             running.sequence.set_model_drafts(drafts);
         }
         Ok(())
+    }
+
+    /// Beside other tenants only those with the fewest sequences have drafts: the rows of one take
+    /// time from all.
+    fn fewest_sequences(&self) -> Fewest {
+        let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+        for running in &self.running {
+            *counts.entry(running.sequence.request.tenant.id).or_default() += 1;
+        }
+        let fewest = counts.values().min().copied().unwrap_or(0);
+        counts.retain(|_, count| *count == fewest);
+        Fewest(counts)
     }
 
     /// Tokens that a sequence may have.
@@ -175,10 +191,20 @@ impl Limits {
     }
 }
 
+/// The tenants with the fewest running sequences.
+struct Fewest(BTreeMap<u64, usize>);
+
+impl Fewest {
+    fn max_drafts(&self, running: &RunningSequence, positions: usize) -> usize {
+        let is_few = self.0.contains_key(&running.sequence.request.tenant.id);
+        if is_few { max_drafts(running, positions) } else { 0 }
+    }
+}
+
 /// The most draft tokens of a sequence: they and one more token must fit its maximum length, and
 /// its rows its KV pages.
 fn max_drafts(running: &RunningSequence, positions: usize) -> usize {
-    if !running.is_decoding() {
+    if !running.is_decoding() || !running.sequence.takes_drafts() {
         return 0;
     }
     let sequence = &running.sequence;

@@ -2,7 +2,11 @@
 
 use shardpack_engine_api::{GenerateRequest, MAX_LOGPROBS, PromptOutput, Sampling};
 
-use super::{super::plan::MAX_PREFILL_TOKENS, Drafting, sequence::Sequence};
+use super::{
+    super::{pages::Kind, plan::MAX_PREFILL_TOKENS},
+    Drafting,
+    sequence::Sequence,
+};
 
 /// What bounds a schedule.
 #[derive(Clone, Debug)]
@@ -17,6 +21,8 @@ pub(in crate::engine) struct Limits {
     /// Prefill token budget of a step, and of one in which other sequences decode.
     pub(in crate::engine) prefill_tokens: usize,
     pub(in crate::engine) chunked_prefill_tokens: usize,
+    /// Percent of its speed that a tenant with few streams keeps beside others' work.
+    pub(in crate::engine) kept_percent: u32,
     /// Whether sequences share KV pages through the prefix cache.
     pub(in crate::engine) prefix_reuse: bool,
     /// Whether tokens see those after them: a prompt is run in one step, and nothing follows it.
@@ -34,8 +40,10 @@ impl Limits {
     }
 
     /// Which sequences it can share pages with.
-    pub(super) fn kind(&self, sequence: &Sequence) -> u32 {
-        self.long_beyond.iter().filter(|beyond| self.total(sequence) > **beyond).count() as u32
+    pub(super) fn kind(&self, sequence: &Sequence) -> Kind {
+        let total = self.total(sequence);
+        let form = self.long_beyond.iter().filter(|beyond| total > **beyond).count() as u32;
+        Kind { form, tenants: sequence.request.tenant.prefix_cache }
     }
 
     pub(super) fn check(&self, request: &GenerateRequest) -> Result<(), String> {

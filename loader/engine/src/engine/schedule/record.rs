@@ -1,13 +1,13 @@
 //! Applies the sampled tokens of a step to its sequences.
 
-use std::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
 use shardpack_engine_api::{Event, FinishReason, RequestId, TokenId};
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
     super::{
-        pages::Pages,
+        pages::{Kind, Pages},
         plan::{Plan, Publish},
         prompt_rows::{PromptResult, PromptValues},
         runner::StepResults,
@@ -21,6 +21,7 @@ impl Schedule {
     /// Takes the results of a step.
     pub(in crate::engine) fn record(&mut self, plan: &Plan, results: StepResults, now: Instant) {
         let StepResults { sampled, prompts } = results;
+        self.charge(plan);
         for scheduled in &plan.scheduled {
             // Cancelling happens between steps, so it is still there.
             let place = self.running.iter().position(|running| running.sequence.id == scheduled.id);
@@ -52,8 +53,28 @@ impl Schedule {
                     // The one before was a draft token, which is accepted only now.
                     self.advance(index, 1);
                 }
-                self.take(index, token, now);
+                self.take_token(index, token, now);
             }
+        }
+        self.prepare_masks();
+    }
+
+    /// Charges the tenants for the tokens of a step.
+    fn charge(&mut self, plan: &Plan) {
+        let mut served = BTreeSet::new();
+        for scheduled in &plan.scheduled {
+            let running = self.running.iter_mut().find(|it| it.sequence.id == scheduled.id);
+            let Some(RunningSequence { sequence, .. }) = running else { continue };
+            let (tenant, prompt) = (sequence.request.tenant, sequence.request.prompt.len());
+            let known = scheduled.known().len();
+            let fresh = sequence.charge(scheduled.position as usize + known);
+            let is_prompt = (scheduled.position as usize) < prompt;
+            let (read, decoded) = if is_prompt { (fresh, 0) } else { (0, fresh) };
+            self.tenants.charge(tenant, read, decoded + scheduled.drafts as usize);
+            served.insert(tenant.id);
+        }
+        if !served.is_empty() {
+            self.tenants.served(&served);
         }
     }
 
@@ -86,7 +107,7 @@ impl Schedule {
     }
 
     /// Takes the next token of a sequence.
-    fn take(&mut self, index: usize, sampled: SampledToken, now: Instant) {
+    fn take_token(&mut self, index: usize, sampled: SampledToken, now: Instant) {
         let positions = self.positions();
         let running = &mut self.running[index];
         let id: RequestId = running.sequence.id;
@@ -116,7 +137,7 @@ impl Schedule {
 fn publish(
     running: &mut RunningSequence,
     pages: &mut Pages,
-    kind: u32,
+    kind: Kind,
     publish: &mut Vec<Publish>,
 ) {
     while running.publishes && running.computed >= (running.shared.len() + 1) * TOKENS_PER_PAGE {

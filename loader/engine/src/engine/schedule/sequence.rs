@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use shardpack_engine_api::{
-    Constraint, GenerateRequest, PromptOutput, RequestId, TokenId, TokenLogprobs, TokenMask, Usage,
+    GenerateRequest, PromptOutput, RequestId, TokenId, TokenLogprobs, TokenMask, Usage,
 };
 
 use super::{
     super::draft::{DraftToken, Drafter},
-    needed,
+    constrained::Constrained,
 };
 
 pub(super) struct Sequence {
@@ -16,7 +16,9 @@ pub(super) struct Sequence {
     pub(super) request: GenerateRequest,
     /// Prompt and answer.
     pub(super) tokens: Vec<u32>,
-    constraint: Option<Box<dyn Constraint>>,
+    constraint: Option<Constrained>,
+    /// Processor time in which it was compiled.
+    grammar: Duration,
     /// Proposes draft tokens, where speculative decoding is on.
     drafter: Option<Drafter>,
     /// Draft tokens that were run, and those that were accepted.
@@ -28,6 +30,8 @@ pub(super) struct Sequence {
     admitted: Option<(Instant, u32)>,
     /// When the first and the latest token came.
     answered: Option<[Instant; 2]>,
+    /// Tokens that its tenant was charged for.
+    charged: usize,
 }
 
 /// The effect of a sampled token on its sequence.
@@ -44,7 +48,6 @@ impl Sequence {
     pub(super) fn new(
         id: RequestId,
         request: GenerateRequest,
-        constraint: Option<Box<dyn Constraint>>,
         drafter: Option<Drafter>,
         now: Instant,
     ) -> Self {
@@ -55,13 +58,15 @@ impl Sequence {
             id,
             request,
             tokens,
-            constraint,
+            constraint: None,
+            grammar: Duration::ZERO,
             drafter,
             drafted: [0; 2],
             scored: 1,
             deadline,
             admitted: None,
             answered: None,
+            charged: 0,
         }
     }
 
@@ -71,7 +76,7 @@ impl Sequence {
         let prompt = self.request.prompt.len();
         for (place, token) in self.request.generated.iter().enumerate() {
             if let Some(constraint) = &mut self.constraint {
-                constraint.accept(*token).map_err(|error| error.to_string())?;
+                constraint.accept(*token)?;
             }
             if let Some(drafter) = &mut self.drafter {
                 drafter.propose(&self.tokens[..prompt + place], &self.request.stop_tokens);
@@ -79,7 +84,7 @@ impl Sequence {
             }
         }
         let is_resumed = !self.request.generated.is_empty();
-        Ok(is_resumed && self.constraint.as_mut().is_some_and(|constraint| constraint.must_stop()))
+        Ok(is_resumed && self.constraint.as_mut().is_some_and(Constrained::must_stop))
     }
 
     pub(super) fn generated(&self) -> usize {
@@ -142,24 +147,39 @@ impl Sequence {
         vocab_size: u32,
         drafts: &mut Vec<u32>,
     ) -> Result<Vec<Option<TokenMask>>, String> {
-        let Some(constraint) = &mut self.constraint else { return Ok(Vec::new()) };
-        let mut masks = vec![mask(constraint.as_mut(), vocab_size)?];
-        if drafts.is_empty() {
-            return Ok(masks);
+        match &mut self.constraint {
+            Some(constraint) => constraint.masks(vocab_size, drafts),
+            None => Ok(Vec::new()),
         }
-        // The constraint itself only ever sees what has come.
-        let mut ahead = constraint.fork();
-        for (place, draft) in drafts.iter().enumerate() {
-            let draft = TokenId(*draft);
-            let is_allowed = masks[place].as_ref().is_none_or(|mask| mask.is_allowed(draft));
-            let goes_on = is_allowed && ahead.accept(draft).is_ok() && !ahead.must_stop();
-            // Should the draft come all the same, the next step finds out what is wrong.
-            let next = if goes_on { mask(ahead.as_mut(), vocab_size).ok() } else { None };
-            let Some(next) = next else { break };
-            masks.push(next);
-        }
-        drafts.truncate(masks.len() - 1);
-        Ok(masks)
+    }
+
+    /// Its constraint, compiled in so much time.
+    pub(super) fn constrain(&mut self, constraint: Constrained, took: Duration) {
+        self.constraint = Some(constraint);
+        self.grammar = took;
+    }
+
+    /// Its constraint, if it has one.
+    pub(super) const fn constraint(&mut self) -> Option<&mut Constrained> {
+        self.constraint.as_mut()
+    }
+
+    /// Whether its next token could be sampled now: no mask is being computed.
+    pub(super) fn is_ready(&self) -> bool {
+        self.constraint.as_ref().is_none_or(Constrained::is_here)
+    }
+
+    /// Whether draft tokens may be verified: their masks are computed within the step.
+    pub(super) fn takes_drafts(&self) -> bool {
+        self.constraint.as_ref().is_none_or(Constrained::takes_drafts)
+    }
+
+    /// Tokens up to `computed` that its tenant was not charged for yet; now it is. What is computed
+    /// again after a preemption is no work that it asked for.
+    pub(super) fn charge(&mut self, computed: usize) -> usize {
+        let fresh = computed.saturating_sub(self.charged);
+        self.charged = self.charged.max(computed);
+        fresh
     }
 
     /// Proposes draft tokens by prompt lookup.
@@ -211,7 +231,7 @@ impl Sequence {
         };
         match constraint.accept(TokenId(token)) {
             Ok(()) => TokenEffect::Token { ends: constraint.must_stop() },
-            Err(error) => TokenEffect::Fault(error.to_string()),
+            Err(error) => TokenEffect::Fault(error),
         }
     }
 
@@ -225,18 +245,9 @@ impl Sequence {
             drafted_tokens: self.drafted[0],
             accepted_tokens: self.drafted[1],
             prediction_tokens: self.drafter.as_ref().map_or([0; 2], Drafter::prediction_tokens),
+            grammar_us: u64::try_from(self.grammar.as_micros()).unwrap_or(u64::MAX),
             prefill_seconds: first.saturating_duration_since(admitted).as_secs_f64(),
             decode_seconds: (last - first).as_secs_f64(),
         }
     }
-}
-
-/// The mask of the next token; `None` allows every token.
-fn mask(constraint: &mut dyn Constraint, vocab_size: u32) -> Result<Option<TokenMask>, String> {
-    let mut mask = TokenMask::all(vocab_size);
-    constraint.mask(&mut mask).map_err(|error| error.to_string())?;
-    if mask.vocab_size() != vocab_size || mask.count() == 0 {
-        return Err("the constraint allows no token here".to_owned());
-    }
-    Ok(needed(mask))
 }

@@ -96,6 +96,25 @@ fn outputs_are_batch_invariant() {
     assert_eq!(without_cached(ranks.answers(&requests())), cold, "in small chunks");
 }
 
+/// A prefix is found by those who share it, and nobody else can tell that it was asked for.
+#[test]
+fn tenants_share_prefixes_only_where_they_say_so() {
+    let mut ranks = Ranks::new(affine(1), STANDARD);
+    let of = |tenant| GenerateRequest { tenant, ..request(&long_prompt(), 2) };
+    let shared = |id| Tenant { prefix_cache: 77, ..Tenant::new(id) };
+    let first = ranks.answers(&[of(Tenant::new(1))]);
+    let cached = |ranks: &mut Ranks, tenant| {
+        let answer = ranks.answers_again(&[of(tenant)]).remove(0);
+        assert_eq!(answer.tokens, first[0].tokens);
+        answer.cached
+    };
+    assert_eq!(cached(&mut ranks, Tenant::new(2)), 0, "another tenant's");
+    assert_eq!(cached(&mut ranks, Tenant::NOBODY), 0);
+    assert_eq!(cached(&mut ranks, Tenant::new(1)), 256, "its own");
+    assert_eq!(cached(&mut ranks, shared(3)), 0);
+    assert_eq!(cached(&mut ranks, shared(4)), 256, "of one group");
+}
+
 /// All logits of the last tokens of a sequence, by a model of one rank.
 struct Alone {
     model: Model<Cpu>,

@@ -1,0 +1,294 @@
+//! A client with one stream beside others that want much: another key's many streams, a long prompt, fresh
+//! grammars. It keeps its speed, and sees no long gap.
+//!
+//! `just fairness` holds the figures to strict bounds, on a machine with nothing else to do; here they are
+//! loose, since other tests share its processors.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{convert, path, succeed},
+    running::Running,
+};
+
+/// For everything that must come at all.
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// What is demanded of the quiet stream, and for how long it is measured.
+struct Bounds {
+    part: f64,
+    gap: Duration,
+    time: Duration,
+    /// Members of the schemas.
+    properties: usize,
+}
+
+impl Bounds {
+    fn new() -> Self {
+        if std::env::var_os("SHARDPACK_FAIRNESS").is_some() {
+            let (gap, time) = (Duration::from_millis(250), Duration::from_secs(12));
+            return Self { part: 0.85, gap, time, properties: 1500 };
+        }
+        let (gap, time) = (Duration::from_secs(1), Duration::from_millis(1500));
+        Self { part: 0.2, gap, time, properties: 300 }
+    }
+}
+
+/// A server with clients.
+struct Scene {
+    _folder: tempfile::TempDir,
+    server: Running,
+    clients: Clients,
+}
+
+/// Where the server is, and the keys of its clients.
+struct Clients {
+    address: String,
+    keys: Vec<String>,
+}
+
+impl Scene {
+    fn new(clients: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("keys.json");
+        let add = |name: usize| {
+            succeed(&["keys", path(&file), "add", &name.to_string()]).trim().to_owned()
+        };
+        let keys = (0..clients).map(add).collect();
+        let set = match std::env::var_os("SHARDPACK_FAIRNESS_SET") {
+            Some(set) => PathBuf::from(set),
+            None => convert("kjv-4m", &folder.path().join("set"), &[]),
+        };
+        let options = ["--keys", path(&file), "--threads", "2"];
+        let server = Running::serve(&set, &options);
+        let address = server.url();
+        let address = address.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
+        Self { server, clients: Clients { address, keys }, _folder: folder }
+    }
+}
+
+impl Clients {
+    fn post(&self, client: usize, body: &Value) -> Answer {
+        Answer::ask(&self.address, &self.keys[client], body)
+    }
+}
+
+/// An answer on its way.
+struct Answer {
+    lines: BufReader<TcpStream>,
+    status: u16,
+}
+
+impl Answer {
+    fn ask(address: &str, key: &str, body: &Value) -> Self {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        let body = body.to_string();
+        write!(
+            stream,
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {key}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut first = String::new();
+        lines.read_line(&mut first).unwrap();
+        let status = first.split(' ').nth(1).and_then(|code| code.parse().ok());
+        Self { lines, status: status.unwrap_or_else(|| panic!("{first:?}")) }
+    }
+
+    /// The next event of the stream; none after its end.
+    fn event(&mut self) -> Option<Value> {
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if let Some(data) = line.strip_prefix("data: ") {
+                return serde_json::from_str(data).ok();
+            }
+        }
+    }
+
+    fn rest(mut self) -> String {
+        let mut text = String::new();
+        // One that is ended with the server is of no interest.
+        let _ = self.lines.read_to_string(&mut text);
+        text
+    }
+}
+
+fn stream(content: &str, max_tokens: u32) -> Value {
+    json!({
+        "messages": [{ "role": "user", "content": content }], "stream": true, "ignore_eos": true,
+        "max_tokens": max_tokens, "temperature": 1, "seed": 7,
+        "stream_options": { "include_usage": true },
+    })
+}
+
+/// What a client with one stream after the other saw.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    tokens_per_second: f64,
+    longest_gap: Duration,
+    first_token: Duration,
+}
+
+/// Streams for so long.
+fn watch(clients: &Clients, time: Duration) -> Seen {
+    let begun = Instant::now();
+    let (mut tokens, mut streaming) = (0, Duration::ZERO);
+    let [mut longest_gap, mut first_token] = [Duration::ZERO; 2];
+    while begun.elapsed() < time {
+        let asked = Instant::now();
+        let mut answer = clients.post(0, &stream("Jesus wept.", 600));
+        assert_eq!(answer.status, 200);
+        let mut last: Option<Instant> = None;
+        while let Some(event) = answer.event() {
+            let now = Instant::now();
+            if let Some(count) = event["usage"]["completion_tokens"].as_u64() {
+                tokens += count;
+                continue;
+            }
+            match last {
+                None => first_token = first_token.max(asked.elapsed()),
+                Some(last) => {
+                    longest_gap = longest_gap.max(now - last);
+                    streaming += now - last;
+                }
+            }
+            last = Some(now);
+        }
+    }
+    let tokens_per_second = tokens as f64 / streaming.as_secs_f64();
+    Seen { tokens_per_second, longest_gap, first_token }
+}
+
+/// A client, and what it asks for, request by request.
+type Request = (usize, Box<dyn Fn(u64) -> Value + Send>);
+
+/// What others do meanwhile: each thread one request after the other.
+struct Others {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+}
+
+impl Others {
+    fn begin<'scope, 'env>(
+        scope: &'scope thread::Scope<'scope, 'env>,
+        clients: &'env Clients,
+        requests: Vec<Request>,
+    ) -> Self {
+        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        for (client, body) in requests {
+            let (stop, answered) = (Arc::clone(&stop), Arc::clone(&answered));
+            scope.spawn(move || {
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let mut answer = clients.post(client, &body(number));
+                    if answer.status != 200 {
+                        let status = answer.status;
+                        panic!("{status}: {}", answer.rest());
+                    }
+                    while !stop.load(Ordering::Relaxed) && answer.event().is_some() {}
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        Self { stop, answered }
+    }
+}
+
+/// A schema of its own for each number.
+fn schema(client: usize, number: u64, properties: usize) -> Value {
+    let member = |index: usize| {
+        let kind = match index % 3 {
+            0 => json!({ "type": "string", "maxLength": 20 + index % 7 }),
+            1 => json!({ "type": "integer" }),
+            _ => json!({ "type": "array", "items": { "type": "number" } }),
+        };
+        (format!("member_{client}_{number}_{index}"), kind)
+    };
+    let members: serde_json::Map<String, Value> = (0..properties).map(member).collect();
+    let required: Vec<&String> = members.keys().collect();
+    json!({ "type": "object", "required": required, "properties": members,
+            "additionalProperties": false })
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "the figures are for people")]
+fn a_quiet_stream_keeps_its_speed_whatever_others_ask_for() {
+    let bounds = Bounds::new();
+    let scene = Scene::new(6);
+    watch(&scene.clients, Duration::from_millis(200));
+    let streams = || -> Vec<Request> {
+        let one = |index: u32| -> Request {
+            (1, Box::new(move |_| stream(&format!("John {index}:1"), 400)))
+        };
+        (0..64).map(one).collect()
+    };
+    let prompts = || -> Vec<Request> {
+        let long = |number: u64| format!("{number} {}", "And it came to pass. ".repeat(550));
+        vec![(1, Box::new(move |number| stream(&long(number), 1)))]
+    };
+    let properties = bounds.properties;
+    let grammars = || -> Vec<Request> {
+        let one = |client: usize| -> Request {
+            (
+                client,
+                Box::new(move |number| {
+                    let mut body = stream("John 11:35", 60);
+                    body["ignore_eos"] = false.into();
+                    body["response_format"] = json!({ "type": "json_schema", "json_schema": {
+                    "name": "n", "strict": true, "schema": schema(client, number, properties) } });
+                    body
+                }),
+            )
+        };
+        (1..5).map(one).collect()
+    };
+    let cases: [(&str, Vec<Request>); 3] =
+        [("64 streams", streams()), ("long prompts", prompts()), ("grammars", grammars())];
+    let mut failed = Vec::new();
+    // Only one of them, by its name.
+    let only = std::env::var("SHARDPACK_FAIRNESS").unwrap_or_default();
+    for (name, requests) in cases.into_iter().filter(|(name, _)| name.contains(&only)) {
+        // The machine may have other things to do, now more and now less of them.
+        let before = watch(&scene.clients, bounds.time / 2);
+        let (seen, answered) = thread::scope(|scope| {
+            let others = Others::begin(scope, &scene.clients, requests);
+            let seen = watch(&scene.clients, bounds.time);
+            others.stop.store(true, Ordering::Relaxed);
+            (seen, others.answered.load(Ordering::Relaxed))
+        });
+        let after = watch(&scene.clients, bounds.time / 2);
+        let alone = f64::midpoint(before.tokens_per_second, after.tokens_per_second);
+        let part = seen.tokens_per_second / alone;
+        eprintln!(
+            "{name}: {part:.2} of {alone:.0} tokens/s; longest gap {:.0?}, first token {:.0?} at the \
+             latest; {answered} requests of others done",
+            seen.longest_gap, seen.first_token
+        );
+        if part < bounds.part || seen.longest_gap > bounds.gap {
+            failed.push(name);
+        }
+    }
+    assert!(failed.is_empty(), "the quiet stream is held up by {failed:?}");
+    assert_eq!(scene.server.terminate(), Some(0));
+}
