@@ -4,6 +4,7 @@
 
 mod accounts;
 mod bench;
+mod calibrate;
 mod cluster;
 mod convert;
 mod demo;
@@ -32,6 +33,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use accounts::{AuditAction, AuditArgs, KeyAction, KeyLimitArgs, KeysArgs, UsageArgs};
 pub(crate) use bench::BenchArgs;
+pub(crate) use calibrate::{CalibrateArgs, CalibrationTextArgs};
 pub(crate) use cluster::{
     Ago, ClusterAction, ClusterArgs, PassphraseChoice, ServerChoice, UpgradeArgs,
 };
@@ -92,6 +94,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Show what a conversion would write and whether it fits the nodes' memory.
     Plan(PlanArgs),
+    /// Measure what a model's matrices read, for `convert --rounding gptq`.
+    Calibrate(CalibrateArgs),
     /// Quantize a model and shard it into one package per node.
     Convert(ConvertArgs),
     /// Shard packages again for another number of nodes, without the source.

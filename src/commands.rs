@@ -2,6 +2,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod bench;
+pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod cluster;
 pub(crate) mod convert;

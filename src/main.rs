@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let (result, json) = match cli.command {
         Command::Demo(args) => (commands::demo::run(&args), false),
         Command::Plan(args) => (commands::plan::run(&args), args.listing.form.json),
+        Command::Calibrate(args) => (commands::calibrate::run(&args), args.form.json),
         Command::Convert(args) => (commands::convert::run(&args), args.form.json),
         Command::Reshard(args) => (commands::reshard::run(&args), args.form.json),
         Command::Export(args) => (commands::export::run(&args), args.form.json),

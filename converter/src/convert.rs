@@ -27,6 +27,7 @@ use serde::Serialize;
 use shardpack_manifests::{Digest, PackageSet, canonical, signature::SignError};
 
 use crate::{
+    moments::MomentsError,
     package::{WriteError, write_small},
     plan::{Plan, PlanError},
     report::{PAGE_FILE, Report, Run, TensorReport, Threshold, Violation, page, violations},
@@ -54,6 +55,9 @@ pub enum ConvertError {
     /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// What `calibrate` has measured cannot be read.
+    #[error("--stats")]
+    Moments(#[from] MomentsError),
     /// A weight that is no number, or does not fit the stored type.
     #[error("tensor {tensor:?} in {file:?}: {problem}; the checkpoint is damaged")]
     Weight {
@@ -84,6 +88,9 @@ impl From<DocumentError> for ConvertError {
             DocumentError::Write(error) => Self::Write(error),
             DocumentError::Canonical(error) => Self::Canonical(error),
             DocumentError::Sign(error) => Self::Sign(error),
+            DocumentError::Template { file, problem } => {
+                Self::Plan(PlanError::Template { file, problem })
+            }
         }
     }
 }
@@ -94,6 +101,7 @@ impl ConvertError {
     pub const fn is_wrong(&self) -> bool {
         match self {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
+            Self::Moments(error) | Self::Plan(PlanError::Moments(error)) => error.is_wrong(),
             Self::Plan(
                 PlanError::Option { .. }
                 | PlanError::Stages { .. }

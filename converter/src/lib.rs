@@ -14,6 +14,7 @@ mod convert;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod moments;
 mod package;
 pub mod plan;
 pub mod recipe;
@@ -32,6 +33,7 @@ pub use cancel::Cancel;
 pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
+pub use moments::MomentsError;
 pub use package::WriteError;
 pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{

@@ -28,6 +28,7 @@ use shardpack_manifests::{
 };
 
 use crate::{
+    moments::{MomentsError, StoredMoments},
     recipe::RecipeError,
     report::{Report, TensorReport, ThresholdError},
     source::{DENSE, Source, SourceError},
@@ -111,6 +112,9 @@ pub enum PlanError {
         /// What is wrong.
         source: ImatrixError,
     },
+    /// What `calibrate` has measured cannot be used.
+    #[error("--stats")]
+    Moments(#[from] MomentsError),
     /// `tie_word_embeddings` is set, but there is a head with other values.
     #[error(
         "the config says tie_word_embeddings, but {head:?} differs from the embedding; set \"tie_word_embeddings\": false in config.json to keep both"
@@ -136,6 +140,7 @@ pub struct Plan {
     /// Things the user should know.
     pub warnings: Vec<String>,
     pub(crate) importance: Option<Importance>,
+    pub(crate) moments: Option<StoredMoments>,
     /// Bytes that a thread holds beside its blocks while it merges adapters, or weights come from
     /// elsewhere.
     pub(crate) merge_bytes: u64,
@@ -200,6 +205,9 @@ impl Plan {
             .map(|path| read_importance(path, &normalised))
             .transpose()?;
         let (importance, digest) = importance.unzip();
+        let stats = options.stats.as_deref().map(|folder| read_moments(folder, &normalised));
+        let moments = stats.transpose()?;
+        let digest = moments.as_ref().map(StoredMoments::digest).or(digest);
         let quantization = formats::choose(&normalised, &choice, digest, |name| {
             source.logical(name).map(|tensor| tensor.native)
         })?;
@@ -235,8 +243,9 @@ impl Plan {
         warnings.extend(source.adapters.warnings.iter().cloned());
         warnings.extend(left_out(&normalised.ignored));
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
-        let merge_bytes = source.adapters.working_bytes() + source.working_bytes();
-        Ok(Self { importance, merge_bytes, ..plan })
+        let factors = moments.as_ref().map_or(0, StoredMoments::working_bytes);
+        let merge_bytes = source.adapters.working_bytes() + source.working_bytes() + factors;
+        Ok(Self { importance, moments, merge_bytes, ..plan })
     }
 
     /// The plan that follows once it is known how every matrix is stored.
@@ -282,6 +291,7 @@ impl Plan {
             memory,
             warnings,
             importance: None,
+            moments: None,
             merge_bytes: 0,
             rounding,
             steps,
@@ -441,6 +451,16 @@ fn steps(
         TensorConversion { tensor: tensor.clone(), format, parts }
     };
     normalised.tensors.iter().map(step).collect()
+}
+
+/// Opens a folder of moments and checks that they are of this model.
+fn read_moments(folder: &Path, normalised: &Normalised) -> Result<StoredMoments, MomentsError> {
+    let moments = StoredMoments::open(folder)?;
+    let mut found = false;
+    for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
+        found |= moments.check(module_name(&tensor.name), tensor.rows(), tensor.columns())?;
+    }
+    if found { Ok(moments) } else { Err(moments.foreign()) }
 }
 
 /// Reads an importance file and checks that it was made for this model.

@@ -55,6 +55,12 @@ pub struct TensorReport {
         skip_serializing_if = "Option::is_none"
     )]
     pub at_ends: Option<f64>,
+    /// Sum of the squared errors of the outputs over the calibration text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<f64>,
+    /// The same with every group rounded by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error_refined: Option<f64>,
     /// What the source stores it as, when that is not plain floats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
@@ -89,6 +95,8 @@ impl TensorReport {
             relative_rmse: None,
             cosine: None,
             at_ends: None,
+            output_error: None,
+            output_error_refined: None,
             source: None,
             carried: None,
         }

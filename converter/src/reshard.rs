@@ -55,6 +55,14 @@ pub enum ReshardError {
     /// A package cannot be signed.
     #[error(transparent)]
     Sign(Box<SignError>),
+    /// The chat template cannot be tried.
+    #[error("{file}: {problem}")]
+    Template {
+        /// Its file.
+        file: &'static str,
+        /// What it did.
+        problem: String,
+    },
 }
 
 impl From<DocumentError> for ReshardError {
@@ -63,6 +71,7 @@ impl From<DocumentError> for ReshardError {
             DocumentError::Write(error) => Self::Write(error),
             DocumentError::Canonical(error) => Self::Canonical(error),
             DocumentError::Sign(error) => Self::Sign(error),
+            DocumentError::Template { file, problem } => Self::Template { file, problem },
         }
     }
 }

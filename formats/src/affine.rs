@@ -15,8 +15,11 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
+mod descent;
 mod error;
+mod feedback;
 mod floats;
+mod hessian;
 mod lanes;
 mod mlx;
 mod pack;
@@ -27,7 +30,9 @@ mod tests;
 mod trials;
 
 pub use error::{ErrorSums, GROUPS_PER_TASK, error};
+pub use feedback::{OutputError, quantize_with_feedback};
 pub use floats::{CastError, cast, narrow, widen};
+pub use hessian::Hessian;
 pub use pack::{pack, unpack};
 pub use quantize::{QuantizeError, QuantizeOptions, Rounding, quantize, quantize_after};
 

@@ -174,6 +174,35 @@ impl Importance {
     }
 }
 
+/// A module's mean squares, for a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeanSquares {
+    /// The module.
+    pub module: String,
+    /// The mean square of each input, `[matrices, in]`.
+    pub columns: Vec<f32>,
+}
+
+/// A file of the older form, which every version of llama.cpp reads, of the modules that llama.cpp has
+/// as matrices of their own. `chunks` is the number of sequences of the text.
+#[must_use]
+pub fn write(figures: &[MeanSquares], chunks: u32) -> Vec<u8> {
+    let named: Vec<_> =
+        figures.iter().filter_map(|it| Some((names::entry(&it.module)?, &it.columns))).collect();
+    let mut bytes = (named.len() as u32).to_le_bytes().to_vec();
+    for (name, columns) in named {
+        bytes.extend((name.len() as u32).to_le_bytes());
+        bytes.extend(name.as_bytes());
+        // One call: the figures are means.
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend((columns.len() as u32).to_le_bytes());
+        bytes.extend(columns.iter().flat_map(|column| column.to_le_bytes()));
+    }
+    bytes.extend(chunks.to_le_bytes());
+    bytes.extend(0_u32.to_le_bytes());
+    bytes
+}
+
 /// Brings every matrix's figures to a mean of 1; `None` if no matrix has any.
 ///
 /// How many tokens a matrix saw cancels out, so counts only say which matrices saw none. Those

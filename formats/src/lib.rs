@@ -2,13 +2,14 @@
 //! rules that turn a published checkpoint into normalised tensors and a normalised
 //! architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
+//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`calibration`] (moments of what matrices read), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
 //! text), [`tokenizer`] (other programs' as `tokenizer.json`), [`tool_family`] (how calls are written), [`memory`] (sizes of the KV cache and of steps). This crate does no network and writes no files.
 
 pub mod affine;
+pub mod calibration;
 pub mod chat;
 pub mod config;
 pub mod container;
@@ -34,6 +35,7 @@ pub mod tokenizer;
 pub mod tool_family;
 
 pub use affine::{AffineFormat, Rounding};
+pub use calibration::Calibration;
 pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use imatrix::Importance;

@@ -28,7 +28,8 @@ pub(crate) struct FormatArgs {
     /// Exceptions by tensor name; `*` matches any characters, the last match wins.
     #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
     pub overrides: Vec<String>,
-    /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give the same
+    /// How weights are rounded: refined is the most accurate without calibration; gptq makes up for
+    /// each rounding's error by what a calibration text says (--stats or --calibrate); mlx-cpu and mlx-metal give the same
     /// bytes as MLX.
     #[arg(long, default_value = "refined", value_name = "RULE")]
     pub rounding: String,
@@ -71,6 +72,13 @@ pub(crate) struct ConvertArgs {
     /// Importance matrix of llama.cpp (imatrix) that weights the search for scales.
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
+    /// Folder that `calibrate` has written, for --rounding gptq.
+    #[arg(long, value_name = "FOLDER")]
+    pub stats: Option<PathBuf>,
+    /// Calibrate with the text first, as `calibrate` does, and round with gptq; without a FILE with a
+    /// built-in text.
+    #[arg(long, value_name = "FILE", num_args = 0.., conflicts_with = "stats")]
+    pub calibrate: Option<Vec<PathBuf>>,
     /// Fail if a figure of the report exceeds a limit, such as 'rmse>0.1'; may be given more than
     /// once.
     #[arg(long, value_name = "FIGURE>LIMIT")]

@@ -27,6 +27,10 @@ pub(crate) struct EvalArgs {
     /// Tokens of a window; 512, or the model's longest sequence if that is less, by default.
     #[arg(long, value_name = "N")]
     pub context: Option<usize>,
+    /// Compute with activations in 32 bits, not 8, before quantized weights: what is measured is then
+    /// the weights alone.
+    #[arg(long)]
+    pub exact: bool,
     /// Threads.
     #[command(flatten)]
     pub threads: ThreadArgs,

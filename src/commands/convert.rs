@@ -7,17 +7,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use anyhow::Context;
 use serde_json::json;
 use shardpack_chat::{ChatModel, PromptHome};
 use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
 };
-use shardpack_formats::normalise::ResolveError;
-use shardpack_manifests::PackageSet;
+use shardpack_formats::{Rounding, normalise::ResolveError};
+use shardpack_manifests::{Digest, PackageSet};
 
 use super::{Outcome, plan, rules, sign, text_worker, threads};
 use crate::{
-    args::{ConvertArgs, FormatArgs},
+    args::{CalibrationTextArgs, ConvertArgs, FormatArgs},
     failure::Failure,
     kill_points,
     progress::{Progress, result, say, size, table},
@@ -29,10 +30,14 @@ const UNKNOWN_KEYS: &str = "a key that does not change what the model computes c
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
-    let options = options(args)?;
+    let mut options = options(args)?;
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
     let input = Input::of(&args.source, keep);
+    let calibrated = calibrate(args, &mut options)?;
     let converted = threads::with(args.budget.threads.count, || convert_source(&input, options))??;
+    if let Some(stats) = calibrated {
+        std::fs::remove_dir_all(&stats).with_context(|| stats.display().to_string())?;
+    }
     if args.form.json {
         result(&json(&converted).to_string());
     } else {
@@ -41,10 +46,33 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Calibrates beside the output, if that is asked for; what an interrupted conversion has measured is
+/// taken up. Returns the folder, for its removal.
+fn calibrate(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Option<PathBuf>, Failure> {
+    let Some(files) = &args.calibrate else { return Ok(None) };
+    let request = super::calibrate::Request {
+        input: Input::of(&args.source, Keep::All),
+        text: &CalibrationTextArgs { files: files.clone(), ..CalibrationTextArgs::default() },
+        memory_bytes: args.budget.memory.0,
+        threads: args.budget.threads.count,
+    };
+    // Named after what was asked for: what is there is of the same model and text.
+    let mut stats = options.output.clone().into_os_string();
+    stats.push(format!(".calibration-{}", Digest::of(request.key()?.as_bytes()).short()));
+    let stats = PathBuf::from(stats);
+    if !stats.exists() {
+        super::calibrate::calibrate(&request, &stats)?;
+    }
+    options.stats = Some(stats.clone());
+    Rounding::Gptq.name().clone_into(&mut options.rounding);
+    Ok(Some(stats))
+}
+
 fn options(args: &ConvertArgs) -> Result<ConvertOptions, Failure> {
     Ok(ConvertOptions {
         name: args.name.clone(),
         importance: args.imatrix.clone(),
+        stats: args.stats.clone(),
         fail_on: args.fail_on.clone(),
         sign: args.sign.as_deref().map(sign::read_key).transpose()?.map(Arc::new),
         memory_bytes: args.budget.memory.0,

@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 use shardpack_chat::{PromptHome, tokenize};
 use shardpack_engine::{
+    backend::{Arithmetic, Cpu, CpuOptions},
     engine::{LocalModel, memory_group},
     eval::{Estimate, EvalOptions, Evaluation, evaluate},
     loading::{OpenOptions, Package},
@@ -31,9 +32,11 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let (tokens, first) = tokenized.map_err(|error| {
         Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
     })?;
-    let model = load(&set, threads)?;
+    let arithmetic = if args.exact { Arithmetic::Exact } else { Arithmetic::Fast };
+    let load = |set: &Path| load(set, threads, arithmetic);
+    let model = load(&set)?;
     let against = args.against.as_deref();
-    let against = against.map(|set| load(&store::model(set)?, threads)).transpose()?;
+    let against = against.map(|set| load(&store::model(set)?)).transpose()?;
     let longest = model.spec().max_positions as usize;
     let options = EvalOptions { context: args.context.unwrap_or(longest.min(512)), first };
     let mut note = |done: usize, all: usize| say(&format!("eval: {done} of {all} windows"));
@@ -50,7 +53,7 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
 }
 
 /// All ranks of a set, in this process.
-fn load(folder: &Path, threads: usize) -> Result<LocalModel, Failure> {
+fn load(folder: &Path, threads: usize, arithmetic: Arithmetic) -> Result<LocalModel, Failure> {
     let (_, folders) = package::members(folder)?;
     let packages = folders
         .iter()
@@ -62,7 +65,10 @@ fn load(folder: &Path, threads: usize) -> Result<LocalModel, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let groups = memory_group(packages.len() as u32)?;
     let each = (threads / packages.len().max(1)).max(1);
-    LocalModel::load(&packages, &groups, each).map_err(Failure::wrong)
+    let options = CpuOptions { threads: each, platform: None, arithmetic };
+    let backends = packages.iter().map(|_| Cpu::with_options(&options));
+    let backends = backends.collect::<Result<_, _>>()?;
+    LocalModel::over(&packages, &groups, backends).map_err(Failure::wrong)
 }
 
 fn table(found: &Evaluation, options: &EvalOptions) -> String {

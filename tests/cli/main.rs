@@ -4,6 +4,7 @@
 mod adapters;
 mod api_requests;
 mod bad_input;
+mod calibrate;
 mod cluster;
 mod cluster_view;
 mod controllers;
@@ -50,6 +51,7 @@ mod source_formats;
 mod speculative_decoding;
 mod store;
 mod streaming;
+mod tenants;
 mod tool_calls;
 mod upgrade;
 mod verify;

@@ -184,17 +184,21 @@ fn usage_equals_what_responses_said_over_aborted_streams_and_a_kill() {
     for round in 1..=u64::from(rounds) {
         let url = server.url();
         thread::scope(|scope| {
-            let many = |key: &str| -> Vec<Value> {
+            let url = url.as_str();
+            let many = move |key: &str| -> Vec<Value> {
                 let one = |tokens: u32| {
-                    let (status, answer) = ask(&url, key, &body(false, tokens % 7 + 1));
+                    let (status, answer) = ask(url, key, &body(false, tokens % 7 + 1));
                     assert_eq!(status, 200, "{answer}");
                     answer
                 };
                 (0..50).map(one).collect()
             };
-            let others = scope.spawn(|| many(&b));
+            let others = scope.spawn({
+                let b = b.as_str();
+                move || many(b)
+            });
             for _ in 0..aborted {
-                drop(begin_stream(&url, &c, 3000));
+                drop(begin_stream(url, &c, 3000));
             }
             answers_a.extend(many(&a));
             answers_b.extend(others.join().unwrap());
@@ -250,7 +254,7 @@ fn keys_are_read_again_by_change_and_by_signal() {
     assert_eq!(ask(&server.url(), &limited, &short).0, 200);
     wait("bytes are used up", || ask(&server.url(), &limited, &short).0 == 429);
     let (status, answer) = ask(
-        &server,
+        &server.url(),
         &other,
         &json!({ "model": "kjv", "messages": [{ "role": "user", "content": "a" }] }),
     );

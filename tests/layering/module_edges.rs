@@ -18,6 +18,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "formats",
         &[
             &[
+                "calibration",
                 "dtype",
                 "expr",
                 "hex",
@@ -67,7 +68,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["cancel", "checkpoint", "package", "recipe", "report", "shard"],
+            &["cancel", "checkpoint", "moments", "package", "recipe", "report", "shard"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
@@ -98,7 +99,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["backend"],
             &["model"],
             &["engine"],
-            &["bench", "eval"],
+            &["bench", "calibration", "eval"],
             &["rank_engine"],
         ],
     ),

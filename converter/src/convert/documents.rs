@@ -56,6 +56,9 @@ pub(crate) enum DocumentError {
     Canonical(#[from] CanonicalError),
     #[error(transparent)]
     Sign(Box<SignError>),
+    /// The chat template cannot be tried any more.
+    #[error("{file}: {problem}")]
+    Template { file: &'static str, problem: String },
 }
 
 /// Writes every package's documents, and `set.json`.
@@ -68,7 +71,7 @@ pub(crate) fn write(
     directory: &Path,
 ) -> Result<Written, DocumentError> {
     let ids = plan_ids(plan, finished, texts)?;
-    let chat = chat_of(texts);
+    let chat = chat_of(texts)?;
     let mut packages = Vec::new();
     let mut bytes = files.shared.iter().flatten().map(|file| file.size).sum();
     for (rank, own) in files.own.iter().enumerate() {
@@ -196,12 +199,14 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
 }
 
 /// What the chat template of these files can do.
-fn chat_of(texts: &Texts) -> Option<Chat> {
-    let templates = chat::lookup(texts).ok().flatten()?;
+fn chat_of(texts: &Texts) -> Result<Option<Chat>, DocumentError> {
+    let Some(templates) = chat::lookup(texts).ok().flatten() else { return Ok(None) };
     let config = texts.get("tokenizer_config.json");
     let config = config.and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
-    // The plan has tried it.
-    chat::probe(&templates, &chat::special_tokens(&config)).ok()
+    // The plan has tried it; a machine that is too busy for it now must not lose what it can do.
+    let probed = chat::probe(&templates, &chat::special_tokens(&config));
+    let file = templates.file;
+    probed.map(Some).map_err(|problem| DocumentError::Template { file, problem })
 }
 
 /// Text files by name.

@@ -2,12 +2,13 @@
 
 use std::{
     ops::Range,
+    sync::Arc,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use shardpack_formats::{
     AffineFormat, Platform,
-    affine::{self, ErrorSums, GROUPS_PER_TASK, QuantizeOptions},
+    affine::{self, ErrorSums, GROUPS_PER_TASK, Hessian, OutputError, QuantizeOptions},
     stored::Repacked,
 };
 use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
@@ -43,13 +44,32 @@ pub(super) struct Converter<'a> {
 struct Progress {
     identities: Vec<blake3::Hasher>,
     shards: Vec<Vec<Option<RankShard>>>,
-    sums: ErrorSums,
+    sums: Sums,
+}
+
+/// Sums over the blocks of a tensor.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    weights: ErrorSums,
+    /// Of rows that were rounded with error feedback.
+    outputs: Option<OutputError>,
+}
+
+impl Sums {
+    fn plus(self, other: Self) -> Self {
+        let outputs = match (self.outputs, other.outputs) {
+            (Some(a), Some(b)) => Some(a.plus(b)),
+            (a, b) => a.or(b),
+        };
+        Self { weights: self.weights.plus(other.weights), outputs }
+    }
 }
 
 /// Rows of a block that are quantized alike.
-struct ImportanceRun<'a> {
+struct RunOfRows<'a> {
     within: [u64; 2],
     importance: Option<&'a [f32]>,
+    hessian: Option<Arc<Hessian>>,
 }
 
 /// Consecutive innermost rows of one part.
@@ -147,7 +167,7 @@ impl Converter<'_> {
         Progress {
             identities: step.parts.iter().map(|_| blake3::Hasher::new()).collect(),
             shards: (0..step.parts.len()).map(shards).collect(),
-            sums: ErrorSums::default(),
+            sums: Sums::default(),
         }
     }
 
@@ -159,7 +179,7 @@ impl Converter<'_> {
         reader: &Rows<'_>,
         block: Range<u64>,
         scratch: &mut Scratch,
-    ) -> Result<ErrorSums, ConvertError> {
+    ) -> Result<Sums, ConvertError> {
         let elements = ((block.end - block.start) * step.tensor.columns()) as usize;
         let dtype = self.plan.quantization.dtype;
         match step.format {
@@ -178,7 +198,7 @@ impl Converter<'_> {
         let in_order = scratch.rows.follower.is_some();
         let per_piece = in_order.then(|| self.rows_per_piece(step, reader)).flatten();
         let per_piece = per_piece.unwrap_or(block.end - block.start);
-        let mut sums = ErrorSums::default();
+        let mut sums = Sums::default();
         let mut row = block.start;
         while row < block.end {
             let end = (row + per_piece).min(block.end);
@@ -195,6 +215,10 @@ impl Converter<'_> {
     fn rows_per_piece(&self, step: &TensorConversion, reader: &Rows<'_>) -> Option<u64> {
         let importance = self.plan.importance.as_ref();
         if importance.is_some_and(|all| all.columns.contains_key(module_name(&step.tensor.name))) {
+            return None;
+        }
+        let moments = self.plan.moments.as_ref();
+        if moments.is_some_and(|all| all.has(module_name(&step.tensor.name))) {
             return None;
         }
         let unit = match step.format {
@@ -217,9 +241,9 @@ impl Converter<'_> {
         step: &TensorConversion,
         reader: &Rows<'_>,
         (block, row): (&Range<u64>, u64),
-        mut sums: ErrorSums,
+        mut sums: Sums,
         scratch: &mut Scratch,
-    ) -> Result<ErrorSums, ConvertError> {
+    ) -> Result<Sums, ConvertError> {
         let dtype = self.plan.quantization.dtype;
         let platform = Platform::detect_for_quantizing();
         let Scratch { source, cast, parts, .. } = scratch;
@@ -260,7 +284,8 @@ impl Converter<'_> {
         };
         let [packed, scales, biases] = parts;
         // Each matrix of a stack has figures of its own: its rows are quantized by themselves.
-        for rows in self.importance_runs(step, row, elements as u64 / step.tensor.columns()) {
+        let count = elements as u64 / step.tensor.columns();
+        for rows in self.runs(step, format, row, count)? {
             let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
             options.importance = rows.importance;
             let [from, to] = rows.within.map(|row| row as usize * step.tensor.columns() as usize);
@@ -274,42 +299,56 @@ impl Converter<'_> {
                 &mut biases[scaled],
             );
             let weights = &weights[from * size_in..to * size_in];
-            let quantized = if rows.importance.is_some() {
-                affine::quantize(&options, (dtype_in, weights), out).map(|found| sums.plus(found))
+            let weights = (dtype_in, weights);
+            let quantized = if let Some(hessian) = &rows.hessian {
+                affine::quantize_with_feedback(&options, hessian, weights, out)
+                    .map(|(weights, outputs)| sums.plus(Sums { weights, outputs: Some(outputs) }))
+            } else if rows.importance.is_some() {
+                affine::quantize(&options, weights, out)
+                    .map(|weights| sums.plus(Sums { weights, outputs: None }))
             } else {
-                affine::quantize_after(sums, &options, (dtype_in, weights), out)
+                affine::quantize_after(sums.weights, &options, weights, out)
+                    .map(|weights| Sums { weights, ..sums })
             };
             sums = quantized.map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
         }
         Ok(sums)
     }
 
-    /// The rows of a block in runs that have the same importance of their inputs: all of them,
-    /// or those of each expert.
-    fn importance_runs(
+    /// The rows of a block in runs whose inputs are weighed alike: all of them, or those of each
+    /// expert.
+    fn runs(
         &self,
         step: &TensorConversion,
+        format: AffineFormat,
         row: u64,
         rows: u64,
-    ) -> Vec<ImportanceRun<'_>> {
+    ) -> Result<Vec<RunOfRows<'_>>, ConvertError> {
         let module = module_name(&step.tensor.name);
         let columns = self.plan.importance.as_ref().and_then(|all| all.columns.get(module));
-        let Some(columns) = columns else {
-            return vec![ImportanceRun { within: [0, rows], importance: None }];
-        };
+        let moments = self.plan.moments.as_ref();
         let width = step.tensor.columns() as usize;
-        let matrices = (columns.len() / width).max(1) as u64;
+        let matrices = match (moments.and_then(|all| all.matrices(module)), columns) {
+            (Some(matrices), _) => matrices,
+            (None, Some(columns)) => (columns.len() / width).max(1) as u64,
+            (None, None) => 1,
+        };
         let rows_each = step.tensor.rows() / matrices;
         let mut runs = Vec::new();
         let mut at = row;
         while at < row + rows {
             let matrix = at / rows_each;
             let end = ((matrix + 1) * rows_each).min(row + rows);
-            let importance = Some(&columns[matrix as usize * width..][..width]);
-            runs.push(ImportanceRun { within: [at - row, end - row], importance });
+            let importance = columns.map(|columns| &columns[matrix as usize * width..][..width]);
+            let group = format.group_size() as usize;
+            let hessian = match moments {
+                Some(all) => all.factor(module, matrix, group)?,
+                None => None,
+            };
+            runs.push(RunOfRows { within: [at - row, end - row], importance, hessian });
             at = end;
         }
-        runs
+        Ok(runs)
     }
 
     /// Writes a block of rows of one part to every rank that holds some of it.
@@ -396,7 +435,12 @@ fn finish(step: &TensorConversion, progress: &Progress, repacked: bool) -> Finis
         MatrixFormat::Plain => TensorReport::plain(),
         format @ MatrixFormat::Affine { .. } if repacked => TensorReport::exact(format),
         format @ MatrixFormat::Affine { .. } => {
-            TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product())
+            let elements = step.tensor.shape.iter().product();
+            TensorReport {
+                output_error: progress.sums.outputs.map(|error| error.stored),
+                output_error_refined: progress.sums.outputs.map(|error| error.refined),
+                ..TensorReport::affine(format, &progress.sums.weights, elements)
+            }
         }
     };
     Finished { identities, shards, report }

@@ -41,6 +41,8 @@ pub struct ConvertOptions {
     pub overrides: Vec<String>,
     /// An importance file of llama.cpp.
     pub importance: Option<PathBuf>,
+    /// A folder of second moments that `calibrate` has measured, for rounding with error feedback.
+    pub stats: Option<PathBuf>,
     /// What of the report makes the conversion fail, such as `rmse>0.1`.
     pub fail_on: Vec<String>,
     /// How mixtures of experts are sharded.
@@ -78,6 +80,7 @@ impl ConvertOptions {
             recipe: "uniform".to_owned(),
             overrides: Vec::new(),
             importance: None,
+            stats: None,
             fail_on: Vec::new(),
             sign: None,
             experts: ExpertSharding::default(),
@@ -209,8 +212,23 @@ impl Choice {
             return refuse("--nodes", &options.nodes.count().to_string(), "1 to 8 nodes are");
         }
         let Ok(rounding) = options.rounding.parse() else {
-            return refuse("--rounding", &options.rounding, "refined, mlx-cpu and mlx-metal are");
+            return refuse(
+                "--rounding",
+                &options.rounding,
+                "refined, gptq, mlx-cpu and mlx-metal are",
+            );
         };
+        if (rounding == Rounding::Gptq) != options.stats.is_some() {
+            let (option, value) = match &options.stats {
+                None => ("--rounding", "gptq".to_owned()),
+                Some(folder) => ("--stats", folder.display().to_string()),
+            };
+            return refuse(
+                option,
+                &value,
+                "--rounding gptq needs --stats or --calibrate, which no other rounding reads; give both or neither is",
+            );
+        }
         let dtype = match &options.dtype {
             None => None,
             Some(name) => match Dtype::from_name(name).filter(|dtype| dtype.is_float()) {

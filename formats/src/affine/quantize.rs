@@ -30,11 +30,14 @@ pub enum Rounding {
     /// What MLX's Metal kernels compute: as the CPU backend, but ties round away from zero and
     /// the range of a group of negative numbers ends at zero.
     MlxMetal,
+    /// [`Rounding::Refined`] with error feedback where the second moments of a matrix's inputs are
+    /// known ([`super::quantize_with_feedback`]); without them the same as [`Rounding::Refined`].
+    Gptq,
 }
 
 impl Rounding {
     /// Every rule.
-    pub const ALL: [Self; 3] = [Self::Refined, Self::MlxCpu, Self::MlxMetal];
+    pub const ALL: [Self; 4] = [Self::Refined, Self::MlxCpu, Self::MlxMetal, Self::Gptq];
 
     /// The name on the command line and in manifests.
     #[must_use]
@@ -43,6 +46,7 @@ impl Rounding {
             Self::Refined => "refined",
             Self::MlxCpu => "mlx-cpu",
             Self::MlxMetal => "mlx-metal",
+            Self::Gptq => "gptq",
         }
     }
 }
@@ -144,7 +148,7 @@ pub fn quantize(
 
 const fn rule(options: &QuantizeOptions<'_>) -> Rule<'static> {
     match options.rounding {
-        Rounding::Refined => Rule::Refined(Schedule::of(options.format)),
+        Rounding::Refined | Rounding::Gptq => Rule::Refined(Schedule::of(options.format)),
         Rounding::MlxCpu => Rule::Mlx(Backend::Cpu),
         Rounding::MlxMetal => Rule::Mlx(Backend::Metal),
     }

@@ -44,7 +44,7 @@ impl<V: Lanes> Grid<V> {
 
 /// A float as `dtype` holds it.
 #[inline(always)]
-fn stored<V: Lanes>(proof: V::Proof, dtype: Dtype, value: V) -> V {
+pub(super) fn stored<V: Lanes>(proof: V::Proof, dtype: Dtype, value: V) -> V {
     match dtype {
         Dtype::BF16 => value.round_bf16(proof),
         Dtype::F16 => value.round_f16(proof),

@@ -2,6 +2,7 @@
 
 mod data;
 mod equal;
+mod feedback;
 mod mlx;
 mod quality;
 mod tune;

@@ -54,6 +54,18 @@ pub(super) fn modules(entry: &str) -> Vec<String> {
         .collect()
 }
 
+/// The entry of a module that llama.cpp stores as a matrix of its own.
+pub(super) fn entry(module: &str) -> Option<String> {
+    match module {
+        "lm_head" => return Some("output.weight".to_owned()),
+        "model.embed_tokens" => return Some("token_embd.weight".to_owned()),
+        _ => {}
+    }
+    let (layer, matrix) = module.strip_prefix("model.layers.")?.split_once('.')?;
+    let (theirs, _) = PER_LAYER.iter().find(|(_, ours)| *ours == [matrix])?;
+    Some(format!("blk.{layer}.{theirs}.weight"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +91,17 @@ mod tests {
             ],
         );
         check("blk.2.attn_q.weight (reshaped) (view)", &["model.layers.2.self_attn.q_proj"]);
+    }
+
+    #[test]
+    fn modules_have_the_entries_that_stand_for_them() {
+        for (theirs, ours) in PER_LAYER.iter().filter(|(_, ours)| ours.len() == 1) {
+            let module = format!("model.layers.7.{}", ours[0]);
+            assert_eq!(entry(&module), Some(format!("blk.7.{theirs}.weight")));
+            assert_eq!(modules(&entry(&module).unwrap()), [module]);
+        }
+        assert_eq!(entry("lm_head").as_deref(), Some("output.weight"));
+        assert_eq!(entry("model.layers.0.mixer.in_proj"), None);
     }
 
     #[test]

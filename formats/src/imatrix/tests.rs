@@ -99,6 +99,26 @@ fn both_forms_of_one_calibration_agree() {
 }
 
 #[test]
+fn what_is_written_is_read() {
+    let of = |module: &str, columns: &[f32]| MeanSquares {
+        module: module.to_owned(),
+        columns: columns.to_vec(),
+    };
+    let written = write(
+        &[
+            of(QUERY, &[0.0, 2.0, 4.0, 2.0]),
+            of("model.layers.0.mixer.in_proj", &[1.0]),
+            of("lm_head", &[1.0, 3.0]),
+        ],
+        20,
+    );
+    let importance = Importance::parse(&written).unwrap();
+    assert_eq!(importance.of(QUERY, 1, 4).unwrap(), Some([1e-6, 1.0, 2.0, 1.0].as_slice()));
+    assert_eq!(importance.columns["lm_head"], [0.5, 1.5]);
+    assert_eq!((importance.columns.len(), importance.chunks), (2, Some(20)));
+}
+
+#[test]
 fn a_file_may_end_before_its_trailer() {
     let entries: &[(&str, i32, &[f32])] = &[("output.weight", 0, &[1.0, 3.0])];
     for (tail, chunks, texts) in [

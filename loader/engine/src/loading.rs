@@ -18,7 +18,7 @@ use shardpack_formats::Platform;
 use shardpack_kernels::{Activations, Repack};
 use shardpack_manifests::{
     Manifest,
-    manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
+    manifest::{FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
 };
 
 use chunks::{ChunkReader, Destination, Files, SourceFile};
@@ -45,6 +45,9 @@ pub use tensor::PackageTensor;
 /// Largest file without tensors that is kept in memory; tokenizers of published models stay
 /// below 40 MB. Larger ones are verified only.
 const MAX_KEPT_FILE_BYTES: u64 = 256 << 20;
+
+/// Which tensors are read, of a part of a package.
+type Wanted<'a> = &'a dyn Fn(&TensorEntry) -> bool;
 
 /// How a package is read.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +118,25 @@ impl Package {
         options: &OpenOptions,
         progress: &(dyn Fn(OpenProgress) + Sync),
     ) -> Result<Self, OpenError> {
+        Self::open_part(directory, options, None, progress)
+    }
+
+    /// The same of the tensors that are `wanted` alone: the others, and files without tensors, are
+    /// neither read nor verified. The manifest is whole.
+    pub fn open_some(
+        directory: &Path,
+        options: &OpenOptions,
+        wanted: &dyn Fn(&TensorEntry) -> bool,
+    ) -> Result<Self, OpenError> {
+        Self::open_part(directory, options, Some(wanted), &|_| {})
+    }
+
+    fn open_part(
+        directory: &Path,
+        options: &OpenOptions,
+        wanted: Option<Wanted<'_>>,
+        progress: &(dyn Fn(OpenProgress) + Sync),
+    ) -> Result<Self, OpenError> {
         let begun = Instant::now();
         let manifest = read_manifest(&directory.join(MANIFEST_FILE))?;
         let extra_files = check_files(directory, &manifest)?;
@@ -126,7 +148,7 @@ impl Package {
             handles.push(handle);
         }
         let readers = vec![Files(&handles); options.threads.max(1)];
-        Self::read(manifest, options.packing, readers, progress, begun)
+        Self::read(manifest, (options.packing, wanted), readers, progress, begun)
             .map(|package| package.with_extra_files(extra_files))
     }
 
@@ -138,12 +160,12 @@ impl Package {
         packing: Packing,
         progress: &(dyn Fn(OpenProgress) + Sync),
     ) -> Result<Self, OpenError> {
-        Self::read(manifest, packing, streams.readers(), progress, Instant::now())
+        Self::read(manifest, (packing, None), streams.readers(), progress, Instant::now())
     }
 
     fn read<R: ChunkReader + Send>(
         manifest: Manifest,
-        packing: Packing,
+        (packing, wanted): (Packing, Option<Wanted<'_>>),
         readers: Vec<R>,
         progress: &(dyn Fn(OpenProgress) + Sync),
         begun: Instant,
@@ -151,11 +173,11 @@ impl Package {
         let mut places = manifest
             .files
             .iter()
-            .map(|file| Places::allocate(&manifest, &file.name, file.size, packing))
+            .map(|file| Places::allocate(&manifest, file, packing, wanted))
             .collect::<Result<Vec<_>, _>>()?;
         let sources = manifest.files.iter().zip(&mut places).map(|(entry, places)| {
             let destinations = places.destinations();
-            SourceFile { entry, destinations }
+            SourceFile { entry, destinations, partly: wanted.is_some() }
         });
         let bytes = chunks::read(sources.collect(), readers, progress)?;
         places.iter_mut().for_each(Places::interleave_divided);
@@ -236,17 +258,20 @@ struct Held {
 impl Places {
     fn allocate(
         manifest: &Manifest,
-        file: &str,
-        size: u64,
+        FileEntry { name: file, size, .. }: &FileEntry,
         packing: Packing,
+        wanted: Option<Wanted<'_>>,
     ) -> Result<Self, OpenError> {
         let mut held: Vec<_> =
-            manifest.tensors.iter().filter(|tensor| tensor.file == file).cloned().collect();
-        if held.is_empty() && size > MAX_KEPT_FILE_BYTES {
+            manifest.tensors.iter().filter(|tensor| tensor.file == *file).cloned().collect();
+        if held.is_empty() && (*size > MAX_KEPT_FILE_BYTES || wanted.is_some()) {
             return Ok(Self::VerifiedOnly);
         }
         if held.is_empty() {
-            return Ok(Self::Whole(Region::zeroed(vec![size as usize])));
+            return Ok(Self::Whole(Region::zeroed(vec![*size as usize])));
+        }
+        if let Some(wanted) = wanted {
+            held.retain(wanted);
         }
         held.sort_by_key(|tensor| (tensor.offset, tensor.size));
         // Disjoint tensors take no more memory than the file has bytes; a manifest whose tensors
@@ -254,7 +279,7 @@ impl Places {
         for pair in held.windows(2) {
             if pair[0].offset + pair[0].size > pair[1].offset {
                 return Err(OpenError::Overlap {
-                    file: file.to_owned(),
+                    file: file.clone(),
                     first: pair[0].name.clone(),
                     second: pair[1].name.clone(),
                 });

@@ -12,6 +12,7 @@
 //! | `step` | one forward pass: what layers share, and what one hands to another |
 //! | `shard` | what this rank holds, checked against the architecture |
 //! | `load` | from a package's tensors to weights |
+//! | `layerwise` | one layer in memory at a time |
 
 use std::ops::Range;
 
@@ -34,6 +35,7 @@ mod hyper_connections;
 mod indexer;
 mod kda;
 mod layer;
+mod layerwise;
 mod linear_attention;
 mod load;
 mod mamba2;
@@ -52,6 +54,7 @@ mod stage;
 mod step;
 
 pub use error::LoadError;
+pub use layerwise::{CrossLayerState, LayerwiseModel, LoadedLayer};
 pub use shard::{Heads, LinearHeads, Shard};
 
 /// Tokens of one step: rows of one or several sequences, one sequence after the other.

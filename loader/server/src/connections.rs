@@ -333,7 +333,9 @@ mod tests {
         let connections = Connections::new(4);
         let enter = |last| connections.enter(address(last));
         let spoken = [1, 1, 1].map(|last| enter(last).unwrap());
-        spoken.iter().for_each(|entered| entered.has_spoken());
+        for entered in &spoken {
+            entered.has_spoken();
+        }
         let silent = enter(2).unwrap();
         assert!(matches!(enter(3), Err(NoPlace::Later(wait)) if wait <= LEAST_SILENT));
         thread::sleep(LEAST_IDLE);

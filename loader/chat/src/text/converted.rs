@@ -7,8 +7,11 @@ use shardpack_formats::tokenizer;
 
 use super::*;
 
-/// The converted tokenizer of a folder, and texts with their tokens.
-fn read(name: &str) -> (Encoder, Arc<Vocabulary>, Vec<(String, Vec<u32>)>) {
+/// A tokenizer, its vocabulary, and texts with their tokens.
+type Converted = (Encoder, Arc<Vocabulary>, Vec<(String, Vec<u32>)>);
+
+/// The converted tokenizer of a folder.
+fn read(name: &str) -> Converted {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tokenizers");
     let mut files: BTreeMap<String, Vec<u8>> = fs::read_dir(PathBuf::from(folder).join(name))
         .unwrap()

@@ -1,6 +1,6 @@
 //! The backend over our own kernels: every call computes at once, on a team of threads of its own.
 
-use std::{io, ops::Range};
+use std::{io, ops::Range, sync::Arc};
 
 use shardpack_formats::{Platform, memory::KvType};
 use shardpack_kernels::{
@@ -20,6 +20,7 @@ mod head_ops;
 mod hyper_connections;
 mod linear_attention;
 mod mixture_of_experts;
+mod observer;
 mod prefetch_order;
 mod route;
 mod sparse_indexer;
@@ -28,6 +29,7 @@ mod tensor_parallel;
 pub use block_sparse::TopKBlocks;
 pub use cache::{Cache, Page};
 pub use dense::Rotation;
+pub use observer::InputObserver;
 pub use route::Routes;
 pub use sparse_indexer::TopK;
 
@@ -36,6 +38,7 @@ pub struct Cpu {
     team: Team,
     kv: KvType,
     order: prefetch_order::PrefetchOrder,
+    observer: Option<Arc<dyn InputObserver>>,
 }
 
 /// Activations `[rows, width]`.
@@ -80,13 +83,20 @@ impl Cpu {
         let activations = options.arithmetic.activations();
         memory::give_back_large_pieces();
         let team = Team::new(&TeamOptions { threads: options.threads, platform, activations })?;
-        Ok(Self { team, kv: KvType::F32, order: prefetch_order::PrefetchOrder::default() })
+        let order = prefetch_order::PrefetchOrder::default();
+        Ok(Self { team, kv: KvType::F32, order, observer: None })
     }
 
     /// The same, with keys and values stored as `kv`; f32 by default.
     #[must_use]
     pub fn with_kv(self, kv: KvType) -> Self {
         Self { kv, ..self }
+    }
+
+    /// The same, with somebody who hears what matrices read.
+    #[must_use]
+    pub fn with_observer(self, observer: Arc<dyn InputObserver>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 }
 

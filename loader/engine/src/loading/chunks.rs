@@ -68,6 +68,8 @@ pub(super) struct SourceFile<'a> {
     pub(super) entry: &'a FileEntry,
     /// In file order, disjoint.
     pub(super) destinations: Vec<Destination<'a>>,
+    /// Whether chunks that have no destination are left out; else they are read to be verified.
+    pub(super) partly: bool,
 }
 
 /// Where a run of a file's bytes goes.
@@ -104,7 +106,10 @@ pub(super) fn read<R: ChunkReader + Send>(
     let jobs: Vec<_> = sources
         .into_iter()
         .enumerate()
-        .flat_map(|(file, source)| jobs_of(file, source.entry, source.destinations))
+        .flat_map(|(file, source)| {
+            let jobs = jobs_of(file, source.entry, source.destinations).into_iter();
+            jobs.filter(move |job| !source.partly || !job.parts.is_empty())
+        })
         .collect();
     let count = jobs.len();
     let queue = Mutex::new(jobs.into_iter());

@@ -102,7 +102,7 @@ impl<B: Backend> Model<B> {
         let manifest = package.manifest();
         let spec = &manifest.architecture;
         let shard = Shard::new(spec, &manifest.layout, manifest.rank)?;
-        let loader = Loader { package, backend, spec, shard, used: RefCell::default() };
+        let loader = Loader::new(package, backend, spec, shard);
         let model = loader.model()?;
         let used = loader.used.into_inner();
         match manifest.tensors.iter().find(|tensor| !used.contains(&tensor.name)) {
@@ -111,6 +111,12 @@ impl<B: Backend> Model<B> {
             }
             None => Ok(model),
         }
+    }
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    pub(super) fn new(package: &'a Package, backend: &'a B, spec: &'a Spec, shard: Shard) -> Self {
+        Self { package, backend, spec, shard, used: RefCell::default() }
     }
 }
 

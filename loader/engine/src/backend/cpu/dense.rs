@@ -33,6 +33,11 @@ impl DenseOps for Cpu {
     }
 
     fn linears<const N: usize>(&self, x: &Tensor, matrices: [&StoredMatrix; N]) -> [Tensor; N] {
+        if let Some(observer) = &self.observer {
+            for matrix in matrices {
+                observer.observe(matrix, 0, 1, &x.values);
+            }
+        }
         let mut outs = matrices.map(|matrix| {
             assert_eq!(x.width, matrix.inputs, "inputs of a matrix");
             Tensor::unset(x.rows(), matrix.outputs)

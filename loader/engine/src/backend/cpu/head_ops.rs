@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use shardpack_kernels::matmul;
 
-use super::{Cpu, Tensor};
+use super::{Cpu, InputObserver, Tensor};
 use crate::backend::{HeadOps, StoredMatrix};
 
 impl HeadOps for Cpu {
@@ -18,7 +18,7 @@ impl HeadOps for Cpu {
     }
 
     fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
-        linear(x, stack, heads)
+        linear(x, stack, heads, self.observer.as_deref())
     }
 }
 
@@ -47,7 +47,12 @@ fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
 }
 
 /// Every head times its own matrix of the stack.
-fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+fn linear(
+    x: &Tensor,
+    stack: &StoredMatrix,
+    heads: usize,
+    observer: Option<&dyn InputObserver>,
+) -> Tensor {
     let (rows, inputs, outputs) = (x.rows(), stack.inputs, stack.outputs / heads);
     assert_eq!(x.width, heads * inputs, "inputs of every head");
     let mut out = Tensor::zeros(rows, heads * outputs);
@@ -55,6 +60,9 @@ fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
     for head in 0..heads {
         for (row, to) in gathered.chunks_exact_mut(inputs).enumerate() {
             to.copy_from_slice(&x.values[row * x.width + head * inputs..][..inputs]);
+        }
+        if let Some(observer) = observer {
+            observer.observe(stack, head, heads, &gathered);
         }
         matmul(&gathered, &stack.rows(head * outputs..(head + 1) * outputs), &mut part);
         for (row, from) in part.chunks_exact(outputs).enumerate() {

@@ -7,7 +7,7 @@
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Router};
 use shardpack_kernels::{elementwise, matmul};
 
-use super::{Cpu, Routes, Tensor, route};
+use super::{Cpu, InputObserver, Routes, Tensor, route};
 use crate::backend::{ExpertParams, MixtureOfExperts, RouterVectors, StoredMatrix};
 
 impl MixtureOfExperts for Cpu {
@@ -33,7 +33,7 @@ impl MixtureOfExperts for Cpu {
         routes: &Routes,
         params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
     ) -> Tensor {
-        experts(x, routes, params)
+        experts(x, routes, params, self.observer.as_deref())
     }
 }
 
@@ -49,6 +49,7 @@ fn experts(
     x: &Tensor,
     routes: &Routes,
     params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
+    observer: Option<&dyn InputObserver>,
 ) -> Tensor {
     let count = params.held.len();
     let mut routed: Vec<Vec<RoutedRow>> = (0..count).map(|_| Vec::new()).collect();
@@ -62,7 +63,7 @@ fn experts(
     let hidden = params.down.outputs / count;
     let mut out = Tensor::zeros(x.rows(), hidden);
     for (expert, routed) in routed.iter().enumerate().filter(|(_, routed)| !routed.is_empty()) {
-        let part = one_expert(x, routed, expert, params);
+        let part = one_expert(x, routed, expert, params, observer);
         for (routed_row, part) in routed.iter().zip(part.chunks_exact(hidden)) {
             let out = &mut out.values[routed_row.row * hidden..][..hidden];
             let factor = if params.weighs_inputs { 1.0 } else { routed_row.weight };
@@ -99,6 +100,7 @@ fn one_expert(
     routed: &[RoutedRow],
     expert: usize,
     params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
+    observer: Option<&dyn InputObserver>,
 ) -> Vec<f32> {
     let count = params.held.len();
     let rows = routed.iter().flat_map(|routed_row| {
@@ -107,6 +109,9 @@ fn one_expert(
     });
     let gathered: Vec<f32> = rows.collect();
     let project = |x: &[f32], matrix: &StoredMatrix, bias: Option<&Vec<f32>>| {
+        if let Some(observer) = observer {
+            observer.observe(matrix, expert, count, x);
+        }
         let outputs = matrix.outputs / count;
         let mut out = vec![0.0; routed.len() * outputs];
         matmul(x, &matrix.rows(expert * outputs..(expert + 1) * outputs), &mut out);

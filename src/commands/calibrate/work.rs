@@ -1,0 +1,235 @@
+//! The folder of a calibration that is under way, beside the one that it will become.
+//!
+//! | file | content |
+//! |---|---|
+//! | `lock` | held by the process that works here |
+//! | `key` | what was asked for; another request begins anew |
+//! | `model/` | the model at 16 bits, if it was made here |
+//! | `streams-N` | the residual stream of all sequences before layer N |
+//! | `NAME.safetensors`, `NAME.json` | moments of a finished layer, and their entries of the index |
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, anyhow};
+use shardpack_engine::calibration::{Moments, Streams};
+use shardpack_formats::{
+    Dtype,
+    calibration::InputMoments,
+    container::{self, TensorInfo},
+};
+use shardpack_manifests::Digest;
+
+use super::sync;
+use crate::failure::Failure;
+
+/// The folder, held by this process.
+pub(super) struct WorkFolder {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl WorkFolder {
+    pub(super) fn open(output: &Path, key: &str) -> Result<Self, Failure> {
+        let mut folder = output.to_path_buf().into_os_string();
+        folder.push(".part");
+        let folder = PathBuf::from(folder);
+        let shown = || folder.display().to_string();
+        fs::create_dir_all(&folder).with_context(shown)?;
+        let lock = File::create(folder.join("lock")).with_context(shown)?;
+        if lock.try_lock().is_err() {
+            return Err(anyhow!("{}: another process calibrates into it", folder.display()).into());
+        }
+        let path = folder.join("key");
+        if fs::read_to_string(&path).is_ok_and(|found| found == key) {
+            return Ok(Self { folder, _lock: lock });
+        }
+        for entry in fs::read_dir(&folder).with_context(shown)? {
+            let path = entry.with_context(shown)?.path();
+            if path.is_dir() {
+                fs::remove_dir_all(&path).with_context(shown)?;
+            } else if !path.ends_with("lock") {
+                fs::remove_file(&path).with_context(shown)?;
+            }
+        }
+        fs::write(&path, key).with_context(shown)?;
+        Ok(Self { folder, _lock: lock })
+    }
+
+    /// Where the model at 16 bits is made.
+    pub(super) fn model(&self) -> PathBuf {
+        self.folder.join("model")
+    }
+
+    fn stream(&self, layer: usize) -> PathBuf {
+        self.folder.join(format!("streams-{layer}"))
+    }
+
+    /// Layers that an earlier run has finished.
+    pub(super) fn finished(&self, layers: usize, lengths: &[usize]) -> usize {
+        let bytes: u64 = lengths.iter().map(|len| *len as u64 * 4).sum();
+        let is_there = |layer: &usize| {
+            let entries = |layer: usize| self.folder.join(format!("layer-{layer:05}.json"));
+            fs::metadata(self.stream(*layer)).is_ok_and(|file| file.len() == bytes)
+                && (0..*layer).all(|layer| entries(layer).is_file())
+        };
+        (0..=layers).rev().find(is_there).unwrap_or(0)
+    }
+
+    /// Streams that are read before one layer and written before another; those before `layers` are
+    /// never written again.
+    pub(super) fn streams(
+        &self,
+        from: Option<usize>,
+        to: usize,
+        lengths: &[usize],
+    ) -> Result<FileStreams, Failure> {
+        let shown = || self.folder.display().to_string();
+        let from = from.map(|layer| File::open(self.stream(layer))).transpose();
+        let path = self.stream(to);
+        let temporary = path.with_extension("new");
+        let file = BufWriter::new(File::create(&temporary).with_context(shown)?);
+        Ok(FileStreams {
+            from: from.with_context(shown)?,
+            file,
+            temporary,
+            path,
+            lengths: lengths.to_vec(),
+        })
+    }
+
+    /// Removes the streams before a finished layer.
+    pub(super) fn forget_streams(&self, layer: usize) -> Result<(), Failure> {
+        Ok(fs::remove_file(self.stream(layer))
+            .with_context(|| self.folder.display().to_string())?)
+    }
+
+    /// Writes the moments of a layer, then what the index says of them.
+    pub(super) fn write(&self, name: &str, moments: &[Moments]) -> Result<(), Failure> {
+        let file_name = format!("{name}.safetensors");
+        let path = self.folder.join(&file_name);
+        let shown = || path.display().to_string();
+        let entries: Vec<InputMoments> =
+            moments.iter().map(|moments| entry(&file_name, moments)).collect();
+        let info = |entry: &InputMoments| TensorInfo {
+            name: entry.modules[0].clone(),
+            dtype: Dtype::F32,
+            shape: entry.shape().to_vec(),
+            offset: 0,
+            size: entry.shape().iter().product::<u64>() * 4,
+        };
+        let infos: Vec<TensorInfo> = entries.iter().map(info).collect();
+        let mut file = BufWriter::new(File::create(&path).with_context(shown)?);
+        file.write_all(&container::header(&infos)).with_context(shown)?;
+        for moments in moments {
+            for sums in &moments.sums {
+                file.write_all(&bytes_of(sums, moments.inputs * moments.block))
+                    .with_context(shown)?;
+            }
+        }
+        file.flush().with_context(shown)?;
+        sync(&path)?;
+        let path = self.folder.join(format!("{name}.json"));
+        let temporary = path.with_extension("new");
+        let text = serde_json::to_vec(&entries).context("entries of the index")?;
+        fs::write(&temporary, text).with_context(shown)?;
+        sync(&temporary)?;
+        Ok(fs::rename(&temporary, &path).with_context(shown)?)
+    }
+
+    /// Entries of the index of all layers and the head.
+    pub(super) fn entries(&self, layers: usize) -> Result<Vec<InputMoments>, Failure> {
+        let names = (0..layers).map(|layer| format!("layer-{layer:05}.json"));
+        let mut entries: Vec<InputMoments> = Vec::new();
+        for name in names.chain(["head.json".to_owned()]) {
+            let path = self.folder.join(name);
+            let shown = || path.display().to_string();
+            let text = fs::read(&path).with_context(shown)?;
+            entries.extend(serde_json::from_slice::<Vec<InputMoments>>(&text).with_context(shown)?);
+        }
+        Ok(entries)
+    }
+
+    /// Writes the index and gives the folder its final name, without what is not part of it.
+    pub(super) fn publish(
+        &self,
+        output: &Path,
+        (name, text): (&str, &[u8]),
+    ) -> Result<(), Failure> {
+        let shown = || self.folder.display().to_string();
+        let path = self.folder.join(name);
+        fs::write(&path, text).with_context(shown)?;
+        sync(&path)?;
+        for entry in fs::read_dir(&self.folder).with_context(shown)? {
+            let path = entry.with_context(shown)?.path();
+            if path.is_dir() {
+                fs::remove_dir_all(&path).with_context(shown)?;
+            } else if !path.ends_with(name) && path.extension().is_none_or(|it| it != "safetensors")
+            {
+                fs::remove_file(&path).with_context(shown)?;
+            }
+        }
+        fs::rename(&self.folder, output).with_context(shown)?;
+        let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
+        sync(parent.unwrap_or(Path::new(".")))
+    }
+}
+
+fn entry(file: &str, moments: &Moments) -> InputMoments {
+    let floats = moments.inputs * moments.block;
+    let digest = |sums: &Vec<f32>| Digest::of(&bytes_of(sums, floats)).to_string();
+    InputMoments {
+        file: file.to_owned(),
+        modules: moments.modules.clone(),
+        inputs: moments.inputs as u64,
+        block: moments.block as u64,
+        tokens: moments.tokens.clone(),
+        blake3: moments.sums.iter().map(digest).collect(),
+    }
+}
+
+/// Little-endian bytes; zeros for a matrix that has read nothing.
+fn bytes_of(sums: &[f32], floats: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+    bytes.resize(floats * 4, 0);
+    bytes
+}
+
+/// Streams in files, one sequence after the other.
+pub(super) struct FileStreams {
+    from: Option<File>,
+    file: BufWriter<File>,
+    temporary: PathBuf,
+    path: PathBuf,
+    lengths: Vec<usize>,
+}
+
+impl FileStreams {
+    /// Gives what was written its name.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        let shown = || self.path.display().to_string();
+        self.file.flush().with_context(shown)?;
+        sync(&self.temporary)?;
+        Ok(fs::rename(&self.temporary, &self.path).with_context(shown)?)
+    }
+}
+
+impl Streams for FileStreams {
+    fn read(&mut self, sequence: usize) -> io::Result<Vec<f32>> {
+        let file = self.from.as_ref().ok_or_else(|| io::Error::other("no streams to read"))?;
+        let at: usize = self.lengths[..sequence].iter().sum();
+        let mut bytes = vec![0; self.lengths[sequence] * 4];
+        file.read_exact_at(&mut bytes, at as u64 * 4)?;
+        let (floats, _) = bytes.as_chunks::<4>();
+        Ok(floats.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    }
+
+    fn write(&mut self, _: usize, values: &[f32]) -> io::Result<()> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.file.write_all(&bytes)
+    }
+}

@@ -1,0 +1,145 @@
+//! `calibrate`, and conversions that round by what it measured.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use tempfile::tempdir;
+
+use crate::harness::{
+    convert, copy_folder, data, fail, files, kill, path, paused, run, succeed, text,
+};
+
+/// Enough that every matrix of kjv-4m is rounded with feedback.
+const TOKENS: &str = "2048";
+
+fn calibrate(output: &Path, options: &[&str]) -> PathBuf {
+    let source = data("kjv-4m");
+    let mut args = vec!["calibrate", path(&source), "-o", path(output), "--tokens", TOKENS];
+    args.extend(options);
+    succeed(&args);
+    output.to_owned()
+}
+
+fn json(file: &Path) -> Value {
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+#[test]
+fn a_killed_calibration_goes_on_to_the_bytes_of_one_thread() {
+    let folder = tempdir().unwrap();
+    let expected = files(&calibrate(&folder.path().join("one"), &["--threads", "1"]));
+    let (source, output) = (data("kjv-4m"), folder.path().join("killed"));
+    let args = ["calibrate", path(&source), "-o", path(&output), "--tokens", TOKENS];
+    kill(paused("calibrate:layer:2", &args));
+    assert!(!output.exists(), "half a result has the final name");
+    let again = run(&args);
+    let said = text(&again.stderr);
+    assert!(again.status.success(), "{said}");
+    assert!(said.contains("resuming after 2 layers"), "{said}");
+    assert!(files(&output) == expected, "other bytes");
+    assert!(!folder.path().join("killed.part").exists(), "its work is left over");
+    let error = fail(2, &args);
+    assert!(error.contains("exists already"), "{error}");
+}
+
+#[test]
+fn feedback_lowers_the_error_of_every_matrix_and_calibrating_on_the_way_changes_no_byte() {
+    let folder = tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name);
+    let stats = calibrate(&out("stats"), &["--context", "256"]);
+    let index = json(&stats.join("calibration.json"));
+    // Four distinct inputs of each layer, and the head's.
+    assert_eq!(index["inputs"].as_array().unwrap().len(), 4 * 4 + 1);
+    assert_eq!(index["tokens"], 2048);
+    let options = ["--bits", "4", "--rounding", "gptq", "--stats", path(&stats)];
+    let set = convert("kjv-4m", &out("set"), &options);
+    succeed(&["verify", path(&set)]);
+    let report = json(&set.join("report.json"));
+    let tensors = report["tensors"].as_object().unwrap();
+    let mut matrices = 0;
+    for (name, tensor) in tensors {
+        let Some(error) = tensor["output_error"].as_f64() else { continue };
+        let refined = tensor["output_error_refined"].as_f64().unwrap();
+        assert!(error < 0.8 * refined, "{name}: {error} against {refined}");
+        matrices += 1;
+    }
+    assert_eq!(matrices, 4 * 7 + 1);
+
+    let two = ["--nodes", "2", "--threads", "1"];
+    let sharded = convert("kjv-4m", &out("two"), &[&options[..], &two].concat());
+    let weights = |set: &Path| json(&set.join("node-0/manifest.json"))["ids"]["weights"].clone();
+    assert_eq!(weights(&set), weights(&sharded), "the number of nodes or threads changes weights");
+}
+
+#[test]
+fn calibrating_on_the_way_gives_the_same_packages_and_leaves_nothing() {
+    let folder = tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name);
+    let words = out("words.txt");
+    fs::write(&words, "In the beginning God created the heaven and the earth. ".repeat(200))
+        .unwrap();
+    let stats = out("stats");
+    let source = data("kjv-4m");
+    succeed(&["calibrate", path(&source), "-o", path(&stats), "--text", path(&words)]);
+    let options = ["--rounding", "gptq", "--stats", path(&stats)];
+    let set = convert("kjv-4m", &out("set"), &options);
+    fs::create_dir(out("beside")).unwrap();
+    let at_once = out("beside/set");
+    succeed(&["convert", path(&source), "-o", path(&at_once), "--calibrate", path(&words)]);
+    let packages = |set: &Path| files(&set.join("node-0"));
+    assert!(packages(&set) == packages(&at_once), "other bytes");
+    let left: Vec<_> = fs::read_dir(out("beside")).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn an_importance_matrix_is_written_as_it_is_read() {
+    let folder = tempdir().unwrap();
+    let imatrix = folder.path().join("kjv.imatrix");
+    calibrate(&folder.path().join("stats"), &["--imatrix-out", path(&imatrix)]);
+    let plain = convert("kjv-4m", &folder.path().join("plain"), &[]);
+    let weighted = convert("kjv-4m", &folder.path().join("set"), &["--imatrix", path(&imatrix)]);
+    let weights = |set: &Path| json(&set.join("node-0/manifest.json"))["ids"]["weights"].clone();
+    assert_ne!(weights(&plain), weights(&weighted));
+}
+
+#[test]
+fn statistics_that_do_not_fit_are_refused() {
+    let folder = tempdir().unwrap();
+    let (source, output) = (data("kjv-4m"), folder.path().join("set"));
+    let check = |code: i32, options: &[&str], expected: &str| {
+        let args = ["convert", path(&source), "-o", path(&output)];
+        let error = fail(code, &[&args[..], options].concat());
+        assert!(error.contains(expected), "{options:?}: {error}");
+        assert!(!output.exists());
+    };
+    check(2, &["--rounding", "gptq"], "needs --stats or --calibrate");
+    let stats = calibrate(&folder.path().join("stats"), &[]);
+    check(2, &["--stats", path(&stats)], "which no other rounding reads");
+    let with = |folder: &Path, code: i32, expected: &str| {
+        check(code, &["--rounding", "gptq", "--stats", path(folder)], expected);
+    };
+    with(&folder.path().join("nowhere"), 2, "cannot read");
+
+    let damaged = folder.path().join("damaged");
+    copy_folder(&stats, &damaged);
+    let file = damaged.join("layer-00001.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    with(&damaged, 1, "is not what was written; calibrate again");
+
+    let index = fs::read_to_string(stats.join("calibration.json")).unwrap();
+    fs::write(damaged.join("calibration.json"), index.replace("\"format\": 1", "\"format\": 2"))
+        .unwrap();
+    with(&damaged, 1, "format 2, this version reads 1");
+    fs::write(
+        damaged.join("calibration.json"),
+        index.replace("model.", "other.").replace("lm_head", "head"),
+    )
+    .unwrap();
+    with(&damaged, 1, "it was made for another model");
+}
