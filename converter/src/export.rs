@@ -56,6 +56,14 @@ pub enum ExportError {
     /// A package cannot be signed.
     #[error(transparent)]
     Sign(Box<SignError>),
+    /// The chat template cannot be tried.
+    #[error("{file}: {problem}")]
+    Template {
+        /// Its file.
+        file: &'static str,
+        /// What it did.
+        problem: String,
+    },
 }
 
 impl ExportError {
@@ -78,6 +86,7 @@ impl From<ReshardError> for ExportError {
             ReshardError::Write(error) => Self::Write(error),
             ReshardError::Canonical(error) => Self::Canonical(error),
             ReshardError::Sign(error) => Self::Sign(error),
+            ReshardError::Template { file, problem } => Self::Template { file, problem },
         }
     }
 }

@@ -1,63 +1,266 @@
-"""The embedded page in headless Chromium: a conversation, a call and its result, on a desk and a phone.
+"""The embedded page in headless Chromium: the whole loop of a chat on a desk, a tablet and a phone, and hostile answers.
 
-    page.py SHARDPACK CHROMIUM SCREENSHOTS
+    page.py SHARDPACK CHROMIUM SCREENSHOTS [AXE]
 
-CHROMIUM is a program; an empty text is the one that playwright has installed.
+CHROMIUM is a program; an empty text is the one that playwright has installed. AXE is the script of
+axe-core, where npm gave it.
 """
 
 import http.server
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 
 from playwright.sync_api import expect, sync_playwright
 
 data = pathlib.Path(__file__).parent.parent / "data"
 shardpack, chromium, screenshots = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2], pathlib.Path(sys.argv[3])
+axe = pathlib.Path(sys.argv[4]).read_text() if len(sys.argv) > 4 else None
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+MARKDOWN = """Here is **Markdown** with $a^2 + b^2 = c^2$.
+
+1. one
+2. two
+
+| name | size |
+|---|---|
+| a | 1 |
+
+```rust
+fn main() { println!("hello"); }
+```
+"""
+EVIL = """<script>window.ran = 1; alert(1)</script><img src=x onerror="window.ran = 1"><svg onload="window.ran = 1"><a xlink:href="javascript:window.ran = 1">x</a></svg>
+
+[link](javascript:window.ran=1) [other](JaVaScRiPt:alert(1)) [data](data:text/html,<script>alert(1)</script>) ![image](x" onerror="alert(1))
+
+$\\href{javascript:window.ran=1}{x}$ $\\htmlData{x=y}{z}$ <iframe srcdoc="<script>parent.ran = 1</script>"></iframe>
+
+<math><mtext><table><mglyph><style><!--</style><img title="--&gt;&lt;img src=1 onerror=alert(1)&gt;">
+
+**half [open `code"""
+# What each prompt is answered with, and how often it is said.
+HOSTILE = {
+    "scripts and links": (EVIL, 1),
+    "no space": ("a" * 1000, 200),
+    "lines of code": ("```python\n" + "x = [1, 2, 3]\n" * 100, 100),
+    "32k tokens": ("Some words of **weight**, and a list:\n\n- one\n- two\n\n`code` goes on here.\n\n", 900),
+}
+SCHEMA = json.dumps({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False})
 SCRIPT = {
     "step_ms": 2,
     "answers": [
         {"when": "Weather in Rome?", "text": CALL},
         {"when": "sunny, 21 degrees", "text": "It is sunny in Rome."},
         {"when": "fails", "text": "half an ans", "fail": "rank 1 is gone", "retryable": True},
+        {"when": "show all", "text": MARKDOWN},
+        {"when": "Speak for long", "text": "word ", "repeat": 20000},
+        {"when": "As JSON", "text": '{"city":"Rome"}'},
+        *({"when": name, "text": text, "repeat": times} for name, (text, times) in HOSTILE.items()),
         {"text": "Hello <b>there</b>, reader. " * 20},
     ],
 }
 TOOLS = json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}])
 
 
+def settled(page):
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=30000)
+
+
+def ask(page, text):
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).press("Enter")
+
+
+def answer(page):
+    return page.locator(".turn.assistant").last
+
+
+def fits(page, name):
+    """Nothing is wider than the screen."""
+    page.screenshot(path=screenshots / f"{name}.png")
+    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), f"{name}: the page is wider than the screen"
+
+
+def configure(page, label, text):
+    """Sets a field of the settings and closes them."""
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label(label).fill(text)
+    page.get_by_label("Settings", exact=True).get_by_role("button", name="Close").click()
+
+
 def converse(page, name):
-    text = page.get_by_label("Message")
+    """The whole loop: ask, stream, stop, edit, branch, retry, a call with its result, a schema, reload."""
     expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#model")).to_have_text("m")
-    text.fill("Hi")
-    text.press("Enter")
-    answer = page.locator(".turn.assistant").last
-    expect(answer).to_contain_text("Hello <b>there</b>, reader.")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-    expect(page.locator("#mine")).to_contain_text("tok/s")
-    page.get_by_text("Settings").click()
-    page.locator("#tools").fill(TOOLS)
-    page.get_by_text("Settings").click()
-    text.fill("Weather in Rome?")
-    text.press("Enter")
-    call = page.locator(".turn.call")
+    ask(page, "Hi")
+    expect(answer(page)).to_contain_text("Hello <b>there</b>, reader.")
+    settled(page)
+    expect(answer(page).locator(".facts")).to_contain_text("tokens/s")
+    answer(page).get_by_role("button", name="Regenerate").click()
+    expect(answer(page).locator(".branches")).to_contain_text("2 / 2")
+    settled(page)
+    answer(page).get_by_role("button", name="Previous version").click()
+    expect(answer(page).locator(".branches")).to_contain_text("1 / 2")
+    user = page.locator(".turn.user").last
+    user.get_by_role("button", name="Edit").click()
+    user.get_by_role("textbox", name="Edit").fill("Show all of it: show all")
+    user.get_by_role("button", name="Save and send").click()
+    expect(page.locator(".turn.user .branches")).to_contain_text("2 / 2")
+    settled(page)
+    for part in ["strong", "table", ".code .hljs-keyword", "math"]:
+        expect(answer(page).locator(part).first).to_be_visible()
+    fits(page, name + "-markdown")
+    ask(page, "Speak for long")
+    expect(answer(page).locator(".answer")).to_contain_text("word")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(answer(page)).to_contain_text("Stopped.")
+    configure(page, "Tools (JSON)", TOOLS)
+    ask(page, "Weather in Rome?")
+    call = page.locator(".call")
     expect(call).to_contain_text("get_weather")
     expect(call).to_contain_text('"Rome"')
-    page.get_by_label("Result").fill("sunny, 21 degrees")
+    page.get_by_label("Result", exact=True).fill("sunny, 21 degrees")
     page.get_by_role("button", name="Return").click()
-    expect(page.locator(".turn.assistant").last).to_have_text("It is sunny in Rome.")
-    text.fill("This fails")
-    text.press("Enter")
-    expect(page.locator(".turn.error")).to_have_text("rank 1 is gone")
-    page.screenshot(path=screenshots / f"{name}.png")
-    overflow = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-    assert not overflow, f"{name}: the page is wider than the screen"
+    expect(answer(page)).to_contain_text("It is sunny in Rome.")
+    settled(page)
+    configure(page, "Tools (JSON)", "")
+    configure(page, "Answer schema (JSON)", SCHEMA)
+    ask(page, "As JSON")
+    settled(page)
+    expect(answer(page).locator(".answer")).to_contain_text('{"city":"Rome"}')
+    configure(page, "Answer schema (JSON)", "")
+    ask(page, "This fails")
+    expect(page.locator(".turn .error")).to_have_text("rank 1 is gone")
+    said = page.locator(".turn .answer").all_inner_texts()
+    page.reload()
+    expect(page.locator(".call .result")).to_contain_text("sunny, 21 degrees")
+    assert page.locator(".turn .answer").all_inner_texts() == said, "what was said is lost by a reload"
+    fits(page, name)
+
+
+def carries_over(page, browser, url):
+    """A chat that is exported is imported in another browser, and broken files are refused."""
+    menu = page.get_by_role("button", name="Show chats")
+    if menu.is_visible():
+        menu.click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as JSON").click()
+    file = screenshots / "chats.json"
+    download.value.save_as(file)
+    other = browser.new_context().new_page()
+    other.goto(url)
+    broken = screenshots / "broken.json"
+    broken.write_text('{"format": "shardpack-chats", "chats": [{"messages": {"a": {"id": "a", "role": "user", "parent": "a"}}}]}')
+    for given in [broken, file]:
+        with other.expect_file_chooser() as chooser:
+            other.get_by_role("button", name="Import chats").click()
+        chooser.value.set_files(given)
+        if given == broken:
+            expect(other.get_by_role("alert")).to_contain_text("This file holds no chats")
+    expect(other.locator(".call .result")).to_contain_text("sunny, 21 degrees")
+    other.context.close()
+
+
+# Frames of the next seconds while an answer comes: the mean and the longest pause.
+FRAMES = """() => { window.frames_ = []; const next = at => { frames_.push(at); requestAnimationFrame(next); }; requestAnimationFrame(next); }"""
+
+
+def survives_hostile_output(page):
+    """Nothing in an answer runs, whatever it is made of, and the page goes on being drawn."""
+    ran = []
+    page.on("dialog", lambda dialog: (ran.append(dialog.message), dialog.dismiss()))
+    for name, (text, times) in HOSTILE.items():
+        page.get_by_role("button", name="New chat").first.click()
+        expect(page.locator(".empty")).to_be_visible()
+        page.evaluate(FRAMES)
+        ask(page, name)
+        expect(page.locator(".turn.user .bubble").last).to_have_text(name)
+        expect(answer(page)).to_have_attribute("aria-busy", "false", timeout=120000)
+        frames = page.evaluate("frames_")
+        rate = (len(frames) - 1) / max(1, frames[-1] - frames[0]) * 1000
+        print(f"page: {name}: {rate:.0f} frames per second over {(frames[-1] - frames[0]) / 1000:.1f} s")
+        assert rate > 30, f"{name}: {rate:.0f} frames per second"
+        expect(page.locator(".turn .error")).to_have_count(0)
+        shown = len(answer(page).locator(".answer").text_content())
+        assert shown > len(text) * times / 2, f"{name}: {shown} characters are shown"
+        assert page.evaluate("window.ran === undefined"), name
+        unsafe = page.evaluate("[...document.querySelectorAll('.answer *')].filter(it => /^(script|iframe|img|object|svg|form)$/i.test(it.tagName) && !it.closest('button') || [...it.attributes].some(a => /^on/i.test(a.name) || /javascript:/i.test(a.value))).map(it => it.outerHTML)")
+        assert not unsafe and not ran, (name, unsafe, ran)
+    fits(page, "hostile")
+    page.evaluate("window.frames_ = []")
+
+
+def meets_hostile_output(browser, folder):
+    """Hostile answers as fast as they can be sent, by a model whose context holds them."""
+    source, set_, script = folder / "source", folder / "long", folder / "hostile.json"
+    shutil.copytree(data / "kjv-4m", source)
+    config = json.loads((source / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 18
+    (source / "config.json").write_text(json.dumps(config))
+    convert = [shardpack, "convert", source, "--output", set_]
+    subprocess.run([*map(str, convert)], check=True, capture_output=True)
+    script.write_text(json.dumps(SCRIPT | {"step_ms": 0}))
+    serve = [shardpack, "serve", set_, "--script", script, "--listen", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen([*map(str, serve)], stdout=subprocess.PIPE, text=True)
+    try:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(json.loads(process.stdout.readline())["url"].removesuffix("v1"))
+        survives_hostile_output(page)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def is_accessible(browser, url):
+    """axe-core finds no serious fault, light and dark, on a phone and a desk, whatever panel is open."""
+    for scheme in ["light", "dark"]:
+        for width, height in [(320, 640), (1440, 900)]:
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
+            page = context.new_page()
+            page.goto(url)
+            ask(page, "show all")
+            settled(page)
+            for panel in [None, "Settings", "Models", "Cluster"]:
+                if panel:
+                    page.get_by_role("button", name=panel, exact=True).first.click()
+                    expect(page.locator(".side .panel > *").first).to_be_visible(timeout=15000)
+                page.evaluate(axe)
+                found = page.evaluate("axe.run().then(it => it.violations)")
+                serious = [(it["id"], it["nodes"][0]["html"]) for it in found if it["impact"] in ("serious", "critical")]
+                assert not serious, (scheme, width, panel, serious)
+                if panel:
+                    page.locator(".side > header button").click()
+            context.close()
+    print("page: axe-core finds no serious fault")
+
+
+def paints_soon_and_once(browser, url):
+    """One request for the page, its first paint soon, and nothing fetched again that is known."""
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(url)))
+    page.goto(url)
+    expect(page.locator("#state")).to_have_text("ready")
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    extra = [it for it in asked if not it.startswith(("stats", "props", "v1/models", "data:")) and it]
+    assert not extra, extra
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"accept-encoding": "gzip"})) as reply:
+        size, tag = len(reply.read()), reply.headers["etag"]
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, headers={"if-none-match": tag}))
+        raise AssertionError("the page was sent again")
+    except urllib.error.HTTPError as error:
+        assert error.code == 304, error.code
+    print(f"page: {size} bytes in one request, first paint after {paint:.0f} ms")
+    assert paint < 300, paint
+    page.close()
 
 
 def shows_ranks(browser, set_):
@@ -67,14 +270,14 @@ def shows_ranks(browser, set_):
     try:
         page = browser.new_page(viewport={"width": 375, "height": 720})
         page.goto(json.loads(process.stdout.readline())["url"].removesuffix("v1"))
-        page.get_by_label("Message").fill("John 3:16")
-        page.get_by_label("Message").press("Enter")
-        expect(page.locator("#nodes dd")).to_have_count(2)
+        ask(page, "John 3:16")
+        page.get_by_role("button", name="Cluster").click()
+        expect(page.locator(".node")).to_have_count(2)
         for rank in range(2):
-            for fact in ["iB", "step", "sum"]:
-                expect(page.locator("#nodes dd").nth(rank)).to_contain_text(fact, timeout=20000)
-        page.screenshot(path=screenshots / "ranks.png")
-        assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+            for fact in ["iB", "step", "all-reduce"]:
+                expect(page.locator(".node").nth(rank)).to_contain_text(fact, timeout=20000)
+        expect(page.locator(".map circle")).to_have_count(2)
+        fits(page, "ranks")
     finally:
         process.terminate()
         process.wait(30)
@@ -183,22 +386,28 @@ def main():
             url = json.loads(process.stdout.readline())["url"].removesuffix("v1")
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium or None, args=["--no-sandbox"])
-                sizes = {"desk": (1200, 800), "phone": (375, 720)}
+                sizes = {"desk": (1440, 900), "tablet": (768, 1024), "phone": (320, 640)}
                 for name, (width, height) in sizes.items():
-                    page = browser.new_page(viewport={"width": width, "height": height})
+                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if name == "tablet" else "light")
                     faults = []
                     page.on("pageerror", lambda error: faults.append(str(error)))
                     page.on("console", lambda message: message.type == "error" and faults.append(message.text))
                     page.goto(url)
                     converse(page, name)
+                    if name != "tablet":
+                        carries_over(page, browser, url)
                     assert not faults, faults
+                paints_soon_and_once(browser, url)
+                meets_hostile_output(browser, folder)
+                if axe:
+                    is_accessible(browser, url)
                 shows_ranks(browser, set_)
                 browser.close()
                 strangers_are_kept_out(playwright, url)
         finally:
             process.terminate()
             process.wait(30)
-    print("page: talks, calls and fails as it should, on a desk and on a phone")
+    print("page: talks, calls and fails as it should, on a desk, a tablet and a phone")
 
 
 main()

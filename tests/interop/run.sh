@@ -47,6 +47,25 @@ api() (
     target/interop-api/bin/python tests/interop/api.py "$program" target/interop-api/bin/schemathesis
 )
 page() (
+    local axe=()
+    if command -v npm >/dev/null; then
+        # The committed page is what its sources give.
+        rm -rf target/interop-web
+        mkdir -p target/interop-web/built
+        cp -r loader/server/web/src loader/server/web/*.json loader/server/web/build.mjs target/interop-web/
+        if (cd target/interop-web && npm ci --no-audit --no-fund) >target/interop-web/npm.log 2>&1; then
+            (cd target/interop-web && npm run --silent check && node build.mjs built)
+            cmp target/interop-web/built/page.policy loader/server/src/page.policy
+            python3 -c 'import gzip, sys; a, b = (gzip.open(it).read() for it in sys.argv[1:]); sys.exit(a != b)' \
+                target/interop-web/built/page.html.gz loader/server/src/page.html.gz || {
+                echo "page: the committed page is not what its sources give: npm ci && npm run build in loader/server/web" >&2
+                exit 1
+            }
+            axe=(target/interop-web/node_modules/axe-core/axe.min.js)
+        else
+            echo "page: npm cannot fetch what the page is built with (target/interop-web/npm.log): not rebuilt" >&2
+        fi
+    fi
     environment target/interop-page playwright 'playwright==1.65.2'
     chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
     if ! chromium >target/interop-page/browser.log && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -61,7 +80,7 @@ page() (
         }
     fi
     chromium=$(chromium || true)
-    target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots
+    target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots ${axe[@]+"${axe[@]}"}
 )
 package_format() (
     # Needs nothing but Python: its BLAKE3 is its own.

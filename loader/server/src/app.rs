@@ -8,6 +8,7 @@ mod management;
 mod middleware;
 mod models;
 mod ollama;
+mod page;
 mod pulls;
 mod rerank;
 mod selection;
@@ -26,9 +27,9 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    http::{HeaderMap, HeaderName, HeaderValue, Request, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Request},
     middleware::from_fn_with_state,
-    response::{Html, IntoResponse, Response},
+    response::{IntoResponse, Response},
     routing::{MethodRouter, delete, get, post},
 };
 use shardpack_chat::model::ChatModel;
@@ -287,7 +288,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
             post(move |state, caller, request| embeddings::embed(state, caller, dialect, request))
         }
         Target::Rerank => post(rerank::rerank),
-        Target::Page => get(page),
+        Target::Page => get(page::page),
         Target::OpenApi => get(openapi),
         Target::Health => get(state::health),
         Target::Live => get(async || "ok"),
@@ -327,16 +328,6 @@ async fn unknown_address(request: Request<Body>) -> ApiError {
 async fn unknown_method(request: Request<Body>) -> ApiError {
     let (method, path) = (request.method(), request.uri().path());
     ApiError::new(ErrorKind::MethodNotAllowed, format!("method {method} is not allowed on {path}"))
-}
-
-/// Content security policy of the web page: nothing is loaded from elsewhere.
-const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
-                           style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
-                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
-async fn page() -> Response {
-    let policy = [(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY))];
-    (policy, Html(include_str!("page.html"))).into_response()
 }
 
 async fn openapi() -> Response {

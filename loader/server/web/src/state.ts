@@ -1,0 +1,162 @@
+// What the page knows, and what it does: one store that components listen to.
+import { useEffect, useState } from "preact/hooks";
+import { ask, events, get, hasKey, Refused, whenKeyIsRefused } from "./api";
+import * as store from "./store";
+import type { Chat, Message } from "./store";
+import { t } from "./strings";
+
+export type Sample = { at: number; rate: number; queue: number; running: number; step: number };
+export const state = {
+    chats: [] as Chat[], chat: store.newChat(), stats: null as any, props: null as any, models: [] as any[], offline: false,
+    samples: [] as Sample[], needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
+};
+const listeners = new Set<() => void>();
+let frame = 0;
+/** Tells components, once a frame at most. */
+export function changed() { frame ||= requestAnimationFrame(() => { frame = 0; for (const listener of listeners) listener(); }); }
+export function useStore() {
+    const [, set] = useState(0);
+    useEffect(() => { const listener = () => set((n) => n + 1); listeners.add(listener); return () => { listeners.delete(listener); }; }, []);
+    return state;
+}
+const running = new Map<string, AbortController>();
+export const isRunning = (chat: Chat) => running.has(chat.id);
+export const stop = (chat: Chat) => running.get(chat.id)?.abort();
+
+export function keep(chat: Chat) {
+    if (!state.chats.includes(chat)) state.chats.unshift(chat);
+    if (chat === state.chat) remember(chat);
+    chat.updated = Date.now();
+    store.write(chat).catch(() => { state.stored = false; changed(); });
+    changed();
+}
+const remember = (chat: Chat) => { try { sessionStorage.setItem("chat", chat.id); } catch { /* not remembered */ } };
+export function open(chat: Chat) { state.chat = chat; remember(chat); changed(); }
+export function fresh() { const chat = store.newChat(); chat.settings = { ...state.chat.settings, sampling: { ...state.chat.settings.sampling } }; open(chat); }
+export function drop(chat: Chat) {
+    stop(chat);
+    state.chats = state.chats.filter((it) => it !== chat);
+    store.erase(chat.id).catch(() => {});
+    if (state.chat === chat) open(state.chats[0] ?? store.newChat()); else changed();
+}
+export async function begin() {
+    whenKeyIsRefused(() => { state.needsKey = true; state.keyWrong = hasKey(); changed(); });
+    try {
+        const begun = state.chats, known = (await store.readAll()).filter((it) => begun.every((one) => one.id !== it.id));
+        state.chats = [...begun, ...known.sort((a, b) => b.updated - a.updated)];
+        for (const chat of known) for (const it of Object.values(chat.messages)) if (it.running) { it.running = false; it.note = t.interrupted; }
+        let last: string | null = null;
+        try { last = sessionStorage.getItem("chat"); } catch { /* none */ }
+        const found = state.chats.find((it) => it.id === last);
+        if (found && !Object.keys(state.chat.messages).length) state.chat = found;
+    } catch { state.stored = false; }
+    changed();
+    poll(); setInterval(() => { if (!document.hidden) poll(); }, 1000);
+}
+let polling = false;
+export async function poll() {
+    if (polling || (state.needsKey && state.keyWrong)) return;
+    polling = true;
+    try {
+        state.stats = await get("stats");
+        state.offline = false; state.needsKey = false;
+        const steps = (state.stats.nodes ?? []).map((node: any) => node.step_ms ?? 0);
+        state.samples.push({ at: Date.now(), rate: state.stats.tokens_per_second, queue: state.stats.requests.waiting, running: state.stats.requests.running, step: Math.max(0, ...steps) });
+        if (state.samples.length > 3600) state.samples.shift();
+        const asked = state.chat.settings.model;
+        if (!state.props || state.props.asked !== asked) {
+            const query = asked && state.stats.models?.length > 1 ? "?model=" + encodeURIComponent(asked) : "";
+            state.props = { asked, ...(await get("props" + query).catch(() => null)) };
+        }
+        if (state.samples.length % 5 === 1) await refreshModels();
+    } catch (error) { if (!(error instanceof Refused)) state.offline = true; }
+    polling = false;
+    changed();
+}
+async function refreshModels() {
+    const list = (await get("v1/models")).data as any[];
+    state.models = await Promise.all(list.slice(0, 32).map((it) => get("v1/models/" + it.id).catch(() => it)));
+}
+export async function manage(id: string, what: "load" | "unload") {
+    state.busyModels[id] = what; delete state.modelErrors[id]; changed();
+    try { await ask("v1/models/" + what, { model: id }); } catch (error) { state.modelErrors[id] = (error as Error).message; }
+    delete state.busyModels[id];
+    await refreshModels().catch(() => {});
+    changed();
+}
+/** What of the settings is not usable, in words; nothing if all is well. */
+export function fault({ tools, schema }: store.Settings): string {
+    for (const [what, text, isArray] of [[t.tools, tools, true], [t.schema, schema, false]] as const) {
+        if (!text.trim()) continue;
+        try { const value = JSON.parse(text); if (Array.isArray(value) !== isArray || typeof value !== "object" || !value) return t.mustBe(what, isArray ? "an array of definitions" : "an object"); }
+        catch (error) { return t.notJson(what, (error as Error).message); }
+    }
+    return "";
+}
+export function request(chat: Chat): any {
+    const { system, tools, schema, sampling, model } = chat.settings;
+    const messages: any[] = system.trim() ? [{ role: "system", content: system }] : [];
+    for (const it of store.path(chat)) {
+        if (it.running || (it.role === "assistant" && !it.content && !it.calls?.length)) continue;
+        const files = (it.files ?? []).map((file) => `${file.name}:\n\`\`\`\n${file.text}\n\`\`\`\n\n`).join("");
+        messages.push({ role: it.role, content: files + it.content, ...(it.calls?.length ? { tool_calls: it.calls } : {}), ...(it.callId ? { tool_call_id: it.callId } : {}) });
+    }
+    return {
+        messages, stream: true, stream_options: { include_usage: true }, ...sampling, ...(model ? { model } : {}),
+        ...(tools.trim() ? { tools: JSON.parse(tools) } : {}),
+        ...(schema.trim() ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } } : {}),
+    };
+}
+/** Says something, after the leaf or in place of an earlier message of the user's. */
+export function say(chat: Chat, content: string, files: Message["files"], parent: string | null = chat.leaf) {
+    if (!chat.title) chat.title = content.trim().slice(0, 60) || files?.[0]?.name || t.untitled;
+    store.add(chat, { parent, role: "user", content, files: files?.length ? files : undefined });
+    answer(chat);
+}
+export function retry(chat: Chat, message: Message) { chat.leaf = message.parent; answer(chat); }
+/** The result of a call; once all calls have one, the model goes on. */
+export function giveResult(chat: Chat, call: string, content: string) {
+    store.add(chat, { parent: chat.leaf, role: "tool", callId: call, content });
+    keep(chat);
+    const messages = store.path(chat), asked = messages.findLast((it) => it.calls?.length)!;
+    const given = messages.slice(messages.indexOf(asked) + 1).map((it) => it.callId);
+    if (asked.calls!.every((it) => given.includes(it.id))) answer(chat);
+}
+async function answer(chat: Chat) {
+    if (running.has(chat.id)) return;
+    const body = request(chat), control = new AbortController(), begun = performance.now();
+    const message = store.add(chat, { parent: chat.leaf, role: "assistant", content: "", running: true });
+    running.set(chat.id, control);
+    keep(chat);
+    const saving = setInterval(() => keep(chat), 2000);
+    let thoughtSince = 0;
+    try {
+        for await (const event of events(await ask("v1/chat/completions", body, control.signal))) {
+            if (event.error) throw new Error(event.error.message);
+            if (event.usage) message.usage = event.usage;
+            const { delta, finish_reason } = event.choices?.[0] ?? {};
+            if (finish_reason === "length") message.note = t.lengthEnd;
+            if (!delta) continue;
+            if (delta.content || delta.reasoning_content || delta.tool_calls) message.firstMs ??= performance.now() - begun;
+            if (delta.reasoning_content) { thoughtSince ||= performance.now(); message.reasoning = (message.reasoning ?? "") + delta.reasoning_content; }
+            if (delta.content) message.content += delta.content;
+            if (thoughtSince && !message.reasoningMs && (delta.content || delta.tool_calls)) message.reasoningMs = performance.now() - thoughtSince;
+            for (const part of delta.tool_calls ?? []) {
+                const call = (message.calls ??= [])[part.index] ??= { id: part.id, type: "function", function: { name: part.function.name, arguments: "" } };
+                call.function.arguments += part.function.arguments ?? "";
+            }
+            message.ms = performance.now() - begun;
+            changed();
+        }
+    } catch (error) {
+        const { name, message: text } = error as Error;
+        if (name === "AbortError") message.note = t.stopped;
+        else message.error = error instanceof TypeError ? t.broken : text;
+    }
+    if (thoughtSince) message.reasoningMs ??= performance.now() - thoughtSince;
+    message.ms = performance.now() - begun;
+    message.running = false;
+    clearInterval(saving);
+    running.delete(chat.id);
+    keep(chat);
+}
