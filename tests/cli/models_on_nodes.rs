@@ -12,10 +12,13 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
-    harness::{convert, data, fail, path, succeed},
+    harness::{convert, fail, path, succeed},
     running::{Running, get, lives, post},
     several_models::{NAME, VERSE, WHO, sets},
 };
+
+#[cfg(target_os = "linux")]
+use crate::harness::data;
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_mins(1);

@@ -15,8 +15,11 @@ use tempfile::tempdir;
 
 use crate::{
     harness::{convert, fail, path, shardpack, succeed},
-    running::{Running, lives},
+    running::Running,
 };
+
+#[cfg(target_os = "linux")]
+use crate::running::lives;
 
 /// Generous: the machine may be compiling something else.
 const SOON: Duration = Duration::from_mins(1);

@@ -177,7 +177,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "tls",
                 "usage",
             ],
-            &["audit", "closing", "connections", "keys", "model_host"],
+            &["audit", "closing", "connections", "http2", "keys", "model_host"],
             &["ledger"],
             &["metrics"],
             &["admission", "served_model"],

@@ -15,12 +15,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use super::tls;
+
 /// What a client sends first, as of section 3.4 of RFC 9113.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Pause before a preface is looked at again of which a part has come.
 const PREFACE_PAUSE: Duration = Duration::from_millis(5);
-/// Name of HTTP/2 in a TLS handshake.
-pub(super) const ALPN: &[u8] = b"h2";
 /// Requests at once on one connection.
 const STREAMS: u32 = 128;
 /// Bytes of a request's head.
@@ -48,7 +48,7 @@ pub(super) fn has_bytes(connection: &TcpStream) -> bool {
 impl HttpVersion {
     /// The version that a TLS handshake ended with.
     pub(super) fn negotiated(alpn: Option<&[u8]>) -> Self {
-        if alpn == Some(ALPN) { Self::Two } else { Self::One }
+        if alpn == Some(tls::HTTP2) { Self::Two } else { Self::One }
     }
 
     /// The version of a connection without TLS, by its first bytes; nothing if they do not come within

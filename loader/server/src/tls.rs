@@ -25,6 +25,8 @@ use tokio_rustls::{
 
 /// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
 const PEM_BYTES_MAX: u64 = 1 << 20;
+/// Name of HTTP/2 in a handshake (ALPN).
+pub(super) const HTTP2: &[u8] = b"h2";
 /// Time for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which the files are checked for changes.
@@ -195,7 +197,7 @@ fn config([certificate, key]: &[PathBuf; 2]) -> Result<ServerConfig, TlsError> {
         .with_no_client_auth()
         .with_single_cert(chain, private)
         .map_err(pair_error)?;
-    config.alpn_protocols = vec![super::http2::ALPN.to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
 

@@ -128,7 +128,7 @@ fn a_tokenizer_that_cannot_be_opened_is_refused_by_serve() {
     let source = source(folder.path(), "tokenizer.json", tokenizer.to_string().as_bytes());
     let set = converted(folder.path(), &source);
     let error = fail(1, &["serve", path(&set), "--listen", "127.0.0.1:0", "--json"]);
-    assert!(error.contains("ran out of memory when it was opened"), "{error}");
+    assert!(error.contains("when it was opened"), "{error}");
 }
 
 #[test]

@@ -86,6 +86,9 @@ fn cases() -> Vec<Hostile> {
     ]
 }
 
+/// The library gives the expression up in time: it must end, and no more.
+const HARMLESS: &str = "an expression that never ends";
+
 #[test]
 #[expect(clippy::print_stdout, reason = "what became of each; shown where one fails")]
 fn hostile_tokenizers_take_nothing_with_them() {
@@ -97,6 +100,6 @@ fn hostile_tokenizers_take_nothing_with_them() {
         let seconds = begun.elapsed().as_secs_f32();
         let shown = format!("{name}: {seconds:.1} s, {}", outcome.shown());
         println!("{shown:.300}");
-        assert!(!matches!(outcome, Outcome::Harmless), "{name}");
+        assert!(*name == HARMLESS || !matches!(outcome, Outcome::Harmless), "{name}");
     });
 }

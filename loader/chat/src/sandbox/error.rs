@@ -11,6 +11,17 @@ pub enum Work {
     Prompt,
 }
 
+impl Work {
+    const fn advice(self) -> &'static str {
+        match self {
+            Self::Opening => "look at the two files, or use another package of the model",
+            Self::Prompt => {
+                "send a shorter prompt, or use another package of the model if short ones fail too"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -50,10 +61,7 @@ pub enum SandboxError {
     #[error("the process for chat template and tokenizer cannot be started")]
     Start(#[source] io::Error),
     /// It ended; it is started again by itself.
-    #[error(
-        "the model's chat template or tokenizer {cause} {work}: send a shorter prompt, or use \
-         another package of the model if short ones fail too"
-    )]
+    #[error("the model's chat template or tokenizer {cause} {work}: {}", .work.advice())]
     Died {
         /// What it was doing.
         work: Work,

@@ -118,9 +118,11 @@ impl Checks {
         let (check, (sender, checked)) = (Arc::clone(&self.check), oneshot::channel());
         let internal = |message: String| ApiError::new(ErrorKind::Internal, message);
         let work = move || {
-            let _busy = busy;
+            let outcome = check.check(&key);
+            // Before it is told: whoever hears of it may ask for the next.
+            drop(busy);
             // Whoever has left needs no outcome.
-            let _ = sender.send(check.check(&key));
+            let _ = sender.send(outcome);
         };
         thread::Builder::new()
             .name("verify".to_owned())
