@@ -18,7 +18,8 @@ static TAG: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::from_str(&tag).expect("digits of a hash may stand in a header")
 });
 
-/// The page, or 304 where the browser has it. Only as gzip, which every browser takes.
+/// The page, or 304 where the browser has it. Only as gzip, which every browser takes; others get a
+/// line of text.
 pub(super) async fn page(request: HeaderMap) -> Response {
     let common = [
         (header::ETAG, TAG.clone()),
@@ -36,9 +37,11 @@ pub(super) async fn page(request: HeaderMap) -> Response {
         matches!(name.trim(), "gzip" | "*") && weight.is_none_or(|weight| weight > 0.0)
     };
     if !has(&request, header::ACCEPT_ENCODING, is_gzip) {
-        let text = "the page is sent compressed: expected accept-encoding to name gzip \
-                    (curl --compressed); /stats and /v1/models have what it shows\n";
-        return (StatusCode::NOT_ACCEPTABLE, common, text).into_response();
+        // Probes ask so, and people with curl.
+        let text = "shardpack answers. The page is sent compressed, to browsers and to curl \
+                    --compressed; /stats and /v1/models have what it shows.\n";
+        return ([(header::VARY, HeaderValue::from_static("accept-encoding"))], text)
+            .into_response();
     }
     let page = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
@@ -91,7 +94,10 @@ mod tests {
     fn whoever_takes_no_gzip_is_told() {
         for refused in ["", "identity", "br", "gzip;q=0", "gzip; q=0.0"] {
             let reply = asked(&[(header::ACCEPT_ENCODING, refused)]);
-            assert_eq!(reply.status(), StatusCode::NOT_ACCEPTABLE, "{refused}");
+            assert_eq!(reply.status(), StatusCode::OK, "{refused}");
+            let headers = reply.headers();
+            assert!(!headers.contains_key(header::CONTENT_ENCODING), "{refused}");
+            assert!(!headers.contains_key(header::ETAG), "it is not the page: {refused}");
         }
     }
 
