@@ -12,13 +12,13 @@ pub(crate) const VARIABLES: [&str; 3] = [SOCKET, "WATCHDOG_USEC", "WATCHDOG_PID"
 /// Sends lines such as `READY=1`. That nobody hears them ends no service.
 #[cfg(unix)]
 pub(crate) fn notify(state: &str) {
-    use std::os::unix::{ffi::OsStrExt as _, net::UnixDatagram};
+    use std::os::unix::net::UnixDatagram;
     let Some(name) = env::var_os(SOCKET) else { return };
     let Ok(socket) = UnixDatagram::unbound() else { return };
     // Whoever listens may be slow, and nothing here waits for it.
     let _ = socket.set_nonblocking(true);
     #[cfg(target_os = "linux")]
-    if let Some(name) = name.as_bytes().strip_prefix(b"@") {
+    if let Some(name) = std::os::unix::ffi::OsStrExt::as_bytes(&*name).strip_prefix(b"@") {
         use std::os::{linux::net::SocketAddrExt as _, unix::net::SocketAddr};
         if let Ok(address) = SocketAddr::from_abstract_name(name) {
             let _ = socket.send_to_addr(state.as_bytes(), &address);
