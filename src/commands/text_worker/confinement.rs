@@ -47,7 +47,8 @@ pub(super) fn confine() -> anyhow::Result<()> {
     use anyhow::Context as _;
 
     let arch = std::env::consts::ARCH.try_into().context("no filter for this processor")?;
-    let filters = seccompiler::compile_from_json(FILTER, arch).context("the filter")?;
+    let filter = FILTER.replace(OPENAT, &format!("{OPEN}{OPENAT}"));
+    let filters = seccompiler::compile_from_json(filter.as_bytes(), arch).context("the filter")?;
     // Of two filters the stricter answer counts; the last one lets no other be added.
     for name in ["files", "sandbox"] {
         let filter = filters.get(name).with_context(|| format!("no filter {name}"))?;
@@ -57,10 +58,18 @@ pub(super) fn confine() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// System calls by name, so that they are those of every processor. `tgkill` and `kill` are with
+/// System calls by name, so that they are those of every processor. `tgkill` and `tkill` are with
 /// SIGABRT alone, by which the standard library ends a process whose stack or memory is used up.
 #[cfg(target_os = "linux")]
-const FILTER: &[u8] = include_bytes!("filter.json");
+const FILTER: &str = include_str!("filter.json");
+
+/// How the filters name the call that opens a file.
+#[cfg(target_os = "linux")]
+const OPENAT: &str = r#"{ "syscall": "openat","#;
+
+/// The older call for the same, which musl's library makes where a processor has it.
+#[cfg(target_os = "linux")]
+const OPEN: &str = if cfg!(target_arch = "x86_64") { r#"{ "syscall": "open" }, "# } else { "" };
 
 /// Its limits, and what confines it from outside, are all.
 #[cfg(not(target_os = "linux"))]
