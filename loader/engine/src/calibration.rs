@@ -1,7 +1,7 @@
 //! Second moments of what every matrix reads over a calibration text: all sequences pass through one
 //! layer, whose moments are then complete, before the next one is loaded.
 //!
-//! Memory holds one layer, its moments and one sequence; where the residual streams of the others are
+//! Memory holds one layer, its moments and one sequence; where the hidden states of the others are
 //! kept is the caller's. Results do not depend on the number of threads: sums over a sequence are the
 //! kernels', and sequences are added in order.
 
@@ -50,12 +50,12 @@ pub enum CalibrationRunError {
     /// A step failed.
     #[error("the step failed")]
     Step(#[from] StepError),
-    /// Residual streams cannot be kept.
+    /// Hidden states cannot be kept.
     #[error("cannot keep the hidden vectors")]
     Keep(#[from] io::Error),
 }
 
-/// Where the residual streams of all sequences are between two layers.
+/// Where the hidden states of all sequences are between two layers.
 pub trait Streams {
     /// The stream of a sequence as it was written last, or by the stage before.
     fn read(&mut self, sequence: usize) -> io::Result<Vec<f32>>;

@@ -5,7 +5,7 @@
 //! | `lock` | held by the process that works here |
 //! | `key` | what was asked for; another request begins anew |
 //! | `model/` | the model at 16 bits, if it was made here |
-//! | `streams-N` | the residual stream of all sequences before layer N |
+//! | `streams-N` | the hidden states of all sequences before layer N |
 //! | `NAME.safetensors`, `NAME.json` | moments of a finished layer, and their entries of the index |
 
 use std::{
