@@ -32,7 +32,7 @@ const LEAST_IDLE: Duration = Duration::from_millis(50);
 
 /// The same for a connection that has not said a word. A client's first bytes follow its last packet of
 /// TCP's handshake at once, so they are there when the connection is accepted, or a moment later.
-const LEAST_SILENT: Duration = Duration::from_millis(20);
+const LEAST_SILENT: Duration = Duration::from_millis(5);
 
 /// The open connections of a server.
 pub(super) struct Connections {
