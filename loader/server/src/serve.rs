@@ -78,7 +78,7 @@ pub async fn serve(
     watching.spawn(Arc::clone(&server.app.ledger).keep(move || app.powers()));
     watching.spawn(reload_on_hangup(Arc::clone(&server.app)));
     watching.spawn(tell_that_it_lives(Arc::clone(&server.app)));
-    let again = Signals::listen();
+    let mut again = Signals::listen();
     let mut serving =
         tokio::spawn(accept(listener, server.router(), Arc::clone(&server.app), stopped));
     tokio::select! {
@@ -88,6 +88,8 @@ pub async fn serve(
         }
     }
 
+    // Whoever hears that the server stops may send the second one at once.
+    again.forget_first().await;
     let app = &server.app;
     app.draining.send_replace(true);
     // All slots are free when no request is running; until then the port stays open for 503s.
@@ -180,14 +182,19 @@ impl Signals {
         Self {}
     }
 
-    /// The exit code for the next signal, after the one that came already, if one did.
+    /// Counts whatever came until now as the first one.
+    async fn forget_first(&mut self) {
+        #[cfg(unix)]
+        for signal in self.listened.iter_mut().flatten() {
+            // Ready at once if it came.
+            let _ = timeout(Duration::ZERO, signal.recv()).await;
+        }
+    }
+
+    /// The exit code for the next signal.
     async fn second(self) -> u8 {
         #[cfg(unix)]
         if let Some([mut interrupt, mut terminate]) = self.listened {
-            for signal in [&mut interrupt, &mut terminate] {
-                // Ready at once if it came; whatever came until now is one.
-                let _ = timeout(Duration::ZERO, signal.recv()).await;
-            }
             return tokio::select! {
                 _ = interrupt.recv() => 128 + 2,
                 _ = terminate.recv() => 128 + 15,
