@@ -245,6 +245,48 @@ fn usage_equals_what_responses_said_over_aborted_streams_and_a_kill() {
     assert!(error.contains(&format!("line {line}:")) && error.contains("was changed"), "{error}");
 }
 
+/// The cached tokens of an answer to a long prompt, and the seconds until it was there.
+fn ask_long(server: &Running, key: &str, prompt: usize) -> (u64, f64) {
+    let mut body = body(false, 1);
+    let text = format!("{prompt} {}", "And God said, Let there be light. ".repeat(60));
+    body["messages"][0]["content"] = json!(text);
+    let begun = Instant::now();
+    let (status, answer) = ask(&server.url(), key, &body);
+    assert_eq!(status, 200, "{answer}");
+    (said(&[answer])[2], begun.elapsed().as_secs_f64())
+}
+
+#[test]
+fn what_one_key_asked_no_other_can_tell() {
+    let scene = Scene::new();
+    let [own, other] = ["own", "other"].map(|name| scene.key(name, &[]));
+    let [one, two] = ["one", "two"].map(|name| scene.key(name, &["--share-prefix-cache", "team"]));
+    let server = scene.serve();
+    let mut seconds = [const { Vec::new() }; 4];
+    for prompt in 0..10 {
+        let asked = |key: &str| ask_long(&server, key, prompt);
+        // The first asks what nobody has asked, the second what the first one did.
+        let (cold, stranger, again) = (asked(&own), asked(&other), asked(&own));
+        assert_eq!((cold.0, stranger.0), (0, 0), "a hit tells that it was asked before");
+        assert!(again.0 > 0, "one's own prompt is kept");
+        assert_eq!(asked(&one).0, 0, "nor for those that share with one another");
+        let shared = asked(&two);
+        assert!(shared.0 > 0, "these two share");
+        for (seconds, this) in seconds.iter_mut().zip([cold, stranger, again, shared]) {
+            seconds.push(this.1);
+        }
+    }
+    let [cold, stranger, again, shared] = seconds.map(|mut seconds: Vec<f64>| {
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    });
+    println!(
+        "median seconds: nobody asked it {cold:.4}, another key did {stranger:.4}, \
+         the same key did {again:.4}, one that shares did {shared:.4}"
+    );
+    assert!(stranger > (cold + again) / 2.0, "its time is that of a prompt that nobody asked");
+}
+
 #[test]
 fn keys_are_read_again_by_change_and_by_signal() {
     let scene = Scene::new();

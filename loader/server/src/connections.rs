@@ -2,9 +2,10 @@
 //!
 //! A connection without a request under way is idle: it has not finished its handshake, or the head or the
 //! body of its first request, or it is kept for the next one. When all places are taken, the idle connection that
-//! has waited longest gives way to the new one, of the address that has most of them, and one that has
-//! not said a word before all others. A request under way is never cut off. So connections that say
-//! nothing, or trickle, cost an honest caller nothing, however many there are.
+//! has waited longest gives way to the new one, of the address that has most of them; one that has not
+//! said a word before all others, and one with a part of a message before those with a whole one. A
+//! request under way is never cut off. So connections that say nothing, or trickle, cost an honest
+//! caller nothing, however many there are.
 
 use std::{
     collections::BTreeMap,
@@ -30,9 +31,24 @@ const LEAST: u64 = 16;
 /// at once, however many others come meanwhile. These wait to be accepted.
 const LEAST_IDLE: Duration = Duration::from_millis(50);
 
-/// The same for a connection that has not said a word. A client's first bytes follow its last packet of
-/// TCP's handshake at once, so they are there when the connection is accepted, or a moment later.
-const LEAST_SILENT: Duration = Duration::from_millis(5);
+/// The same for a connection of whose message a part has come, the body included. What follows is on
+/// its way.
+const LEAST_PART: Duration = Duration::from_millis(10);
+
+/// The same for a connection that has not said a word, but for a newcomer that has. A client's first
+/// bytes follow its last packet of TCP's handshake at once, so they are there when the connection is
+/// accepted, or a moment later.
+const LEAST_SILENT: Duration = Duration::from_millis(2);
+
+/// What has come from a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Said {
+    Nothing,
+    /// A part of its first message.
+    Part,
+    /// A whole message: what it is about to do is known.
+    Message,
+}
 
 /// The open connections of a server.
 pub(super) struct Connections {
@@ -52,8 +68,7 @@ struct Place {
     /// Requests under way, and how many of them have yet to send their body.
     running: u32,
     receiving: u32,
-    /// Whether anything has come from it.
-    has_spoken: bool,
+    said: Said,
     /// Since when it has been idle, or nothing has come of a body.
     idle_since: Instant,
     gives_way: Arc<Notify>,
@@ -69,24 +84,28 @@ impl Connections {
         Arc::new(Self { most, places: Mutex::default() })
     }
 
-    /// A place for a connection, taken from an idle one where there is none.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Result<Arc<Entered>, NoPlace> {
+    /// A place for a connection that has said so much, taken from an idle one where there is none.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        address: IpAddr,
+        said: Said,
+    ) -> Result<Arc<Entered>, NoPlace> {
         let mut places = self.lock();
         if places.open.len() >= self.most {
-            places.make_room(Instant::now())?;
+            places.make_room(said, Instant::now())?;
         }
         let number = places.next;
         places.next += 1;
         let gives_way = Arc::new(Notify::new());
         let (idle_since, told) = (Instant::now(), Arc::clone(&gives_way));
-        places.open.insert(number, Place::new(address, idle_since, gives_way));
+        places.open.insert(number, Place::new(address, said, idle_since, gives_way));
         drop(places);
         Ok(Arc::new(Entered { connections: Arc::clone(self), number, gives_way: told }))
     }
 
     /// Has an idle connection give way, if there is one: the system has no descriptor left.
     pub(super) fn make_room(&self) {
-        let _ = self.lock().make_room(Instant::now());
+        let _ = self.lock().make_room(Said::Message, Instant::now());
     }
 
     fn lock(&self) -> MutexGuard<'_, Places> {
@@ -104,30 +123,42 @@ pub(super) enum NoPlace {
 }
 
 impl Place {
-    const fn new(address: IpAddr, idle_since: Instant, gives_way: Arc<Notify>) -> Self {
-        Self { address, running: 0, receiving: 0, has_spoken: false, idle_since, gives_way }
+    const fn new(address: IpAddr, said: Said, idle_since: Instant, gives_way: Arc<Notify>) -> Self {
+        Self { address, running: 0, receiving: 0, said, idle_since, gives_way }
     }
 
     const fn is_idle(&self) -> bool {
         self.running == self.receiving
     }
 
-    /// Until when it keeps its place.
-    fn kept_until(&self) -> Instant {
-        self.idle_since + if self.has_spoken { LEAST_IDLE } else { LEAST_SILENT }
+    /// What has come of the message that is expected of it.
+    fn said(&self) -> Said {
+        if self.receiving > 0 { Said::Part } else { self.said }
+    }
+
+    /// Until when it keeps its place, whoever has said so much wants it.
+    fn kept_until(&self, newcomer: Said) -> Instant {
+        let least = match self.said() {
+            Said::Nothing if newcomer > Said::Nothing => Duration::ZERO,
+            Said::Nothing => LEAST_SILENT,
+            Said::Part => LEAST_PART,
+            Said::Message => LEAST_IDLE,
+        };
+        self.idle_since + least
     }
 }
 
 impl Places {
-    fn make_room(&mut self, now: Instant) -> Result<(), NoPlace> {
+    fn make_room(&mut self, newcomer: Said, now: Instant) -> Result<(), NoPlace> {
         let idle = || self.open.iter().filter(|(_, place)| place.is_idle());
-        let soonest = idle().map(|(_, place)| place.kept_until()).min().ok_or(NoPlace::Full)?;
+        let kept_until = |place: &Place| place.kept_until(newcomer);
+        let soonest = idle().map(|(_, place)| kept_until(place)).min().ok_or(NoPlace::Full)?;
         if soonest > now {
             return Err(NoPlace::Later(soonest - now));
         }
-        let may_go = || idle().filter(|(_, place)| place.kept_until() <= now);
-        let has_silent = may_go().any(|(_, place)| !place.has_spoken);
-        let may_go = || may_go().filter(|(_, place)| !(has_silent && place.has_spoken));
+        let may_go = || idle().filter(|(_, place)| kept_until(place) <= now);
+        let least = may_go().map(|(_, place)| place.said()).min();
+        let may_go = || may_go().filter(|(_, place)| Some(place.said()) == least);
         let mut number_of: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for (_, place) in idle() {
             *number_of.entry(place.address).or_default() += 1;
@@ -158,14 +189,17 @@ impl Entered {
         self.gives_way.notified().await;
     }
 
-    /// Something has come from it.
-    pub(super) fn has_spoken(&self) {
-        self.change(|place| place.has_spoken = true);
+    /// So much has come from it.
+    pub(super) fn has_said(&self, said: Said) {
+        self.change(|place| place.said = place.said.max(said));
     }
 
     /// A request is under way until what is returned is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> Running {
-        self.change(|place| place.running += 1);
+        self.change(|place| {
+            place.running += 1;
+            place.said = Said::Message;
+        });
         Running(Arc::clone(self))
     }
 
@@ -304,22 +338,22 @@ mod tests {
     #[tokio::test]
     async fn idle_connections_of_the_address_with_most_of_them_give_way() {
         let connections = Connections::new(4);
-        let enter = |last| connections.enter(address(last));
+        let enter = |last| connections.enter(address(last), Said::Nothing);
         let honest = enter(1).unwrap();
         let [first, second, third] = [2, 2, 2].map(|last| enter(last).unwrap());
         for entered in [&honest, &first, &second, &third] {
-            entered.has_spoken();
+            entered.has_said(Said::Message);
         }
         assert!(matches!(enter(2), Err(NoPlace::Later(_))), "each has its moment");
         thread::sleep(LEAST_IDLE);
         let fifth = enter(2).unwrap();
-        fifth.has_spoken();
+        fifth.has_said(Said::Message);
         assert!(has_lost(&first).await, "it has waited longest");
         assert!(!has_lost(&second).await && !has_lost(&honest).await);
         // A request under way stays, whoever has it.
         let running = second.begin();
         let sixth = enter(3).unwrap();
-        sixth.has_spoken();
+        sixth.has_said(Said::Message);
         assert!(has_lost(&third).await && !has_lost(&second).await);
         drop(running);
         thread::sleep(LEAST_IDLE);
@@ -331,10 +365,10 @@ mod tests {
     #[tokio::test]
     async fn those_that_have_said_nothing_give_way_first() {
         let connections = Connections::new(4);
-        let enter = |last| connections.enter(address(last));
+        let enter = |last| connections.enter(address(last), Said::Nothing);
         let spoken = [1, 1, 1].map(|last| enter(last).unwrap());
         for entered in &spoken {
-            entered.has_spoken();
+            entered.has_said(Said::Message);
         }
         let silent = enter(2).unwrap();
         assert!(matches!(enter(3), Err(NoPlace::Later(wait)) if wait <= LEAST_SILENT));
@@ -347,14 +381,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn parts_of_a_message_give_way_before_whole_ones() {
+        let connections = Connections::new(2);
+        let whole = connections.enter(address(1), Said::Nothing).unwrap();
+        let part = connections.enter(address(2), Said::Nothing).unwrap();
+        whole.has_said(Said::Message);
+        part.has_said(Said::Part);
+        assert!(
+            matches!(connections.enter(address(3), Said::Nothing), Err(NoPlace::Later(wait)) if wait <= LEAST_PART)
+        );
+        thread::sleep(LEAST_IDLE);
+        let third = connections.enter(address(3), Said::Nothing).unwrap();
+        third.has_said(Said::Message);
+        assert!(has_lost(&part).await && !has_lost(&whole).await);
+        // Whoever has had a request is like one with a whole message.
+        drop(whole);
+        let fourth = connections.enter(address(4), Said::Nothing).unwrap();
+        drop(fourth.begin());
+        thread::sleep(LEAST_IDLE);
+        let _fifth = connections.enter(address(5), Said::Nothing).unwrap();
+        assert!(has_lost(&third).await && !has_lost(&fourth).await);
+    }
+
+    #[tokio::test]
     async fn nobody_enters_where_a_request_is_under_way_on_every_connection() {
         let connections = Connections::new(2);
-        let held: Vec<_> = (0..2).map(|last| connections.enter(address(last)).unwrap()).collect();
+        let held: Vec<_> =
+            (0..2).map(|last| connections.enter(address(last), Said::Nothing).unwrap()).collect();
         let running: Vec<_> = held.iter().map(Entered::begin).collect();
-        assert_eq!(connections.enter(address(9)).err(), Some(NoPlace::Full));
+        assert_eq!(connections.enter(address(9), Said::Nothing).err(), Some(NoPlace::Full));
         drop(running);
         thread::sleep(LEAST_IDLE);
-        assert!(connections.enter(address(9)).is_ok());
+        assert!(connections.enter(address(9), Said::Nothing).is_ok());
         drop(held);
         assert_eq!(connections.lock().open.len(), 0, "those that are gone have no place");
     }

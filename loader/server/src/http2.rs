@@ -15,12 +15,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::tls;
+use super::{connections::Said, tls};
 
 /// What a client sends first, as of section 3.4 of RFC 9113.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Pause before a preface is looked at again of which a part has come.
 const PREFACE_PAUSE: Duration = Duration::from_millis(5);
+/// Bytes of a first message that are looked at; one with more of them counts as whole.
+const FIRST_BYTES: usize = 2048;
 /// Requests at once on one connection.
 const STREAMS: u32 = 128;
 /// Bytes of a request's head.
@@ -39,10 +41,22 @@ pub(super) enum HttpVersion {
     Two,
 }
 
-/// Whether a client's first bytes are there. The runtime does not know it yet of a new connection.
-pub(super) fn has_bytes(connection: &TcpStream) -> bool {
+/// How much of a client's first message is there: the head of a request, or TLS's first record.
+pub(super) fn said(connection: &TcpStream, over_tls: bool) -> Said {
+    let mut bytes = [0_u8; FIRST_BYTES];
+    // The runtime does not know it yet of a new connection.
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    recv(connection, &mut [0_u8; 1], flags).is_ok_and(|(count, _)| count > 0)
+    let count = recv(connection, &mut bytes, flags).map_or(0, |(count, _)| count);
+    match &bytes[..count] {
+        [] => Said::Nothing,
+        _ if count == bytes.len() => Said::Message,
+        [_, _, _, high, low, record @ ..] if over_tls => {
+            let whole = record.len() >= usize::from(u16::from_be_bytes([*high, *low]));
+            if whole { Said::Message } else { Said::Part }
+        }
+        head if !over_tls && head.windows(4).any(|end| end == b"\r\n\r\n") => Said::Message,
+        _ => Said::Part,
+    }
 }
 
 impl HttpVersion {
@@ -89,4 +103,38 @@ pub(super) fn builder() -> http2::Builder<TokioExecutor> {
         .keep_alive_interval(PING)
         .keep_alive_timeout(PING);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write as _, net};
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn first_messages_are_seen_without_being_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.set_nodelay(true).unwrap();
+        let (connection, _) = listener.accept().await.unwrap();
+        // A record of 258 bytes, and no head's end.
+        let first = [&[22, 3, 1, 1, 2][..], &[b'x'; 257]].concat();
+        let steps: [(&[u8], _); 4] = [
+            (b"", (Said::Nothing, Said::Nothing)),
+            (&first, (Said::Part, Said::Part)),
+            (b"x", (Said::Part, Said::Message)),
+            (b"\r\n\r\n", (Said::Message, Said::Message)),
+        ];
+        for (bytes, expected) in steps {
+            client.write_all(bytes).unwrap();
+            let arrives = async {
+                while (said(&connection, false), said(&connection, true)) != expected {
+                    sleep(PREFACE_PAUSE).await;
+                }
+            };
+            timeout(Duration::from_secs(10), arrives).await.expect("as much was sent");
+        }
+    }
 }

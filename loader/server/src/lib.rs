@@ -15,6 +15,7 @@ mod closing;
 mod connections;
 mod dates;
 mod dialect;
+mod door;
 mod error;
 mod fair;
 mod generation;

@@ -31,7 +31,8 @@ use tokio::{
 
 use super::{
     app::{AppState, READING_MOST, Remote, Server, ServiceEvent},
-    connections::{Connections, Entered, NoPlace, ReceivingBody, RunningBody},
+    connections::{Connections, Entered, ReceivingBody, RunningBody, Said},
+    door::{Admitted, Door},
     http2::{self, HttpVersion},
     keys::Reload,
 };
@@ -39,7 +40,7 @@ use super::{
 /// Time to flush the last bytes once every response is complete or aborted.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(1);
 /// Listen backlog; the system may lower it.
 const BACKLOG: i32 = 4096;
 /// Threads that serve connections: they only move text, the cores belong to the engine.
@@ -212,6 +213,7 @@ async fn accept(
     stopped: impl Future<Output = ()>,
 ) {
     let connections = Connections::new(app.limits.connections);
+    let door = Arc::new(Door::new(connections, app.tls.is_some()));
     let closing = watch::Sender::new(());
     let mut served = JoinSet::new();
     let mut stopped = pin!(stopped);
@@ -224,26 +226,24 @@ async fn accept(
         };
         let Ok((connection, address)) = accepted else {
             // Mostly for lack of descriptors.
-            connections.make_room();
+            door.make_room();
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let entered = loop {
-            match connections.enter(address.ip()) {
-                Err(NoPlace::Later(wait)) => sleep(wait).await,
-                other => break other,
-            }
-        };
-        // Closed at once where every connection has a request under way.
-        let Ok(entered) = entered else { continue };
-        // Its task may not run for a while where there are many.
-        if http2::has_bytes(&connection) {
-            entered.has_spoken();
-        }
+        // Closed at once where there is no place for it.
+        let Some(admitted) = door.admit(&connection, address.ip()).await else { continue };
         // Tokens are small and must not wait for each other; without it they are only slower.
         let _ = connection.set_nodelay(true);
         let (router, closed, app) = (router.clone(), closing.subscribe(), Arc::clone(&app));
+        let door = Arc::clone(&door);
         served.spawn(async move {
+            let entered = match admitted {
+                Admitted::Entered(entered) => Some(entered),
+                Admitted::Waits(permit) => {
+                    door.enter_from_beside(&connection, address.ip(), permit).await
+                }
+            };
+            let Some(entered) = entered else { return };
             let told = Arc::clone(&entered);
             tokio::select! {
                 () = told.gives_way() => {}
@@ -268,7 +268,7 @@ async fn attend(
     if timeout(head_timeout, connection.readable()).await.is_err() {
         return;
     }
-    entered.has_spoken();
+    entered.has_said(http2::said(&connection, app.tls.is_some()).max(Said::Part));
     match &app.tls {
         None => {
             if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {
@@ -279,6 +279,7 @@ async fn attend(
         Some(tls) => {
             // One that fails is its caller's affair.
             if let Ok(connection) = tls.accept(connection).await {
+                entered.has_said(Said::Message);
                 let version = HttpVersion::negotiated(connection.get_ref().1.alpn_protocol());
                 let spoken = (connection, version, remote);
                 converse(spoken, router, head_timeout, entered, closed).await;
