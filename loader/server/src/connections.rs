@@ -335,16 +335,25 @@ mod tests {
         timeout(Duration::from_millis(1), entered.gives_way()).await.is_ok()
     }
 
+    /// How long a silent newcomer had to wait, had it come at `now`.
+    fn wait(connections: &Connections, now: Instant) -> Duration {
+        match connections.lock().make_room(Said::Nothing, now) {
+            Err(NoPlace::Later(wait)) => wait,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[tokio::test]
     async fn idle_connections_of_the_address_with_most_of_them_give_way() {
         let connections = Connections::new(4);
         let enter = |last| connections.enter(address(last), Said::Nothing);
+        let begun = Instant::now();
         let honest = enter(1).unwrap();
         let [first, second, third] = [2, 2, 2].map(|last| enter(last).unwrap());
         for entered in [&honest, &first, &second, &third] {
             entered.has_said(Said::Message);
         }
-        assert!(matches!(enter(2), Err(NoPlace::Later(_))), "each has its moment");
+        assert!(wait(&connections, begun) >= LEAST_IDLE, "each has its moment");
         thread::sleep(LEAST_IDLE);
         let fifth = enter(2).unwrap();
         fifth.has_said(Said::Message);
@@ -370,8 +379,10 @@ mod tests {
         for entered in &spoken {
             entered.has_said(Said::Message);
         }
+        let begun = Instant::now();
         let silent = enter(2).unwrap();
-        assert!(matches!(enter(3), Err(NoPlace::Later(wait)) if wait <= LEAST_SILENT));
+        let moment = wait(&connections, begun);
+        assert!(moment >= LEAST_SILENT && moment <= LEAST_SILENT + begun.elapsed());
         thread::sleep(LEAST_IDLE);
         let _fifth = enter(3).unwrap();
         assert!(has_lost(&silent).await, "though another address has more");
@@ -383,36 +394,49 @@ mod tests {
     #[tokio::test]
     async fn parts_of_a_message_give_way_before_whole_ones() {
         let connections = Connections::new(2);
-        let whole = connections.enter(address(1), Said::Nothing).unwrap();
-        let part = connections.enter(address(2), Said::Nothing).unwrap();
+        let enter = |last| connections.enter(address(last), Said::Nothing);
+        let whole = enter(1).unwrap();
+        let begun = Instant::now();
+        let part = enter(2).unwrap();
         whole.has_said(Said::Message);
         part.has_said(Said::Part);
-        assert!(
-            matches!(connections.enter(address(3), Said::Nothing), Err(NoPlace::Later(wait)) if wait <= LEAST_PART)
-        );
+        let moment = wait(&connections, begun);
+        assert!(moment >= LEAST_PART && moment <= LEAST_PART + begun.elapsed());
         thread::sleep(LEAST_IDLE);
-        let third = connections.enter(address(3), Said::Nothing).unwrap();
+        let third = enter(3).unwrap();
         third.has_said(Said::Message);
         assert!(has_lost(&part).await && !has_lost(&whole).await);
         // Whoever has had a request is like one with a whole message.
         drop(whole);
-        let fourth = connections.enter(address(4), Said::Nothing).unwrap();
+        let fourth = enter(4).unwrap();
         drop(fourth.begin());
         thread::sleep(LEAST_IDLE);
-        let _fifth = connections.enter(address(5), Said::Nothing).unwrap();
+        let _fifth = enter(5).unwrap();
         assert!(has_lost(&third).await && !has_lost(&fourth).await);
+    }
+
+    #[tokio::test]
+    async fn silent_connections_give_way_at_once_to_a_newcomer_that_has_spoken() {
+        let connections = Connections::new(2);
+        let enter = |last, said| connections.enter(address(last), said);
+        let part = enter(1, Said::Part).unwrap();
+        let begun = part.begin();
+        let silent = enter(2, Said::Nothing).unwrap();
+        let spoken = enter(3, Said::Part).unwrap();
+        assert!(has_lost(&silent).await && !has_lost(&spoken).await && !has_lost(&part).await);
+        drop(begun);
     }
 
     #[tokio::test]
     async fn nobody_enters_where_a_request_is_under_way_on_every_connection() {
         let connections = Connections::new(2);
-        let held: Vec<_> =
-            (0..2).map(|last| connections.enter(address(last), Said::Nothing).unwrap()).collect();
+        let enter = |last| connections.enter(address(last), Said::Nothing);
+        let held: Vec<_> = (0..2).map(|last| enter(last).unwrap()).collect();
         let running: Vec<_> = held.iter().map(Entered::begin).collect();
-        assert_eq!(connections.enter(address(9), Said::Nothing).err(), Some(NoPlace::Full));
+        assert_eq!(enter(9).err(), Some(NoPlace::Full));
         drop(running);
         thread::sleep(LEAST_IDLE);
-        assert!(connections.enter(address(9), Said::Nothing).is_ok());
+        assert!(enter(9).is_ok());
         drop(held);
         assert_eq!(connections.lock().open.len(), 0, "those that are gone have no place");
     }

@@ -83,3 +83,36 @@ impl Door {
         self.connections.make_room();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{self, Ipv4Addr};
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_silent_newcomer_waits_beside_the_door() {
+        let address = Ipv4Addr::LOCALHOST.into();
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
+        let _client = net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (connection, _) = listener.accept().await.unwrap();
+        // On a busy machine the idle connection's moment may be over before the newcomer asks.
+        for _ in 0..20 {
+            let connections = Connections::new(1);
+            let door = Door::new(Arc::clone(&connections), false);
+            let first = connections.enter(address, Said::Message).unwrap();
+            let running = first.begin();
+            assert!(door.admit(&connection, address).await.is_none(), "nobody gives way");
+            // Idle since now.
+            drop(running);
+            if let Some(Admitted::Waits(permit)) = door.admit(&connection, address).await {
+                assert!(door.enter_from_beside(&connection, address, permit).await.is_some());
+                assert_eq!(door.beside.available_permits(), WAIT_BESIDE);
+                return;
+            }
+        }
+        panic!("it never waited");
+    }
+}
