@@ -5,7 +5,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 /// How much lower than that of the other threads its priority is (Unix's `nice`).
-const NICE: i32 = 10;
+const NICE: i32 = 15;
 
 /// Schemas nest, and so does what reads them.
 const STACK_BYTES: usize = 8 << 20;

@@ -1,5 +1,5 @@
 //! Random templates and tokenizers in the real sandbox, for as long as `SHARDPACK_SOAK_SECONDS` says
-//! (`just soak`), else for a few seconds. What is looked for is a server's process that panics, waits
+//! (`just soak`; with `SHARDPACK_SOAK_SEED` the same each time), else for a few seconds. What is looked for is a server's process that panics, waits
 //! for ever or is talked into something; what becomes of the sandbox does not matter.
 
 use std::{
@@ -148,8 +148,13 @@ impl Random {
 fn random_templates_and_tokenizers_take_nothing_with_them() {
     let asked = env::var("SHARDPACK_SOAK_SECONDS").ok();
     let seconds = asked.as_deref().map_or(SECONDS, |text| text.parse().unwrap());
-    // The ordinary tests try the same few every time.
-    let start = asked.map_or(1, |_| u64::from(std::process::id()) << 32);
+    // The ordinary tests try the same few every time; a soak others each time, unless it is told which.
+    let seed = env::var("SHARDPACK_SOAK_SEED").ok();
+    let start = match (seed, asked) {
+        (Some(seed), _) => seed.parse().unwrap(),
+        (None, Some(_)) => u64::from(std::process::id()) << 32,
+        (None, None) => 1,
+    };
     let end = Instant::now() + Duration::from_secs(seconds);
     let template = fs::read_to_string(data("kjv-4m/chat_template.jinja")).unwrap();
     let tokenizer = fs::read(data("kjv-4m/tokenizer.json")).unwrap();

@@ -22,8 +22,9 @@ use shardpack_engine_api::{
 const MASK_THREADS: usize = 2;
 
 /// How much lower the priority of these threads is than that of the steps' (Unix's `nice`): where
-/// there are no more cores than threads of a step, each costs a step a tenth at most.
-const NICE: i32 = 10;
+/// there are no more cores than threads of a step, each costs a step a thirtieth at most. Lower
+/// still, and a machine that other programs keep busy would hardly compile.
+const NICE: i32 = 15;
 
 /// Names a piece of work; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
