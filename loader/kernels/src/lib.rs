@@ -45,7 +45,7 @@ mod tiles;
 
 pub use attention::{Attention, ChosenBlocks, KvBlock, KvHead, attend};
 pub use floats::Floats;
-pub use matmul::{Beginning, matmul, matmuls, matmuls_before};
+pub use matmul::{Beginning, matmul, matmul_in_two_planes, matmuls, matmuls_before};
 pub use matrix::Matrix;
 pub use repack::{Packing, Repack};
 pub use rope::Rotation;

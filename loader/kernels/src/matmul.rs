@@ -18,6 +18,10 @@ use crate::{
     tiles::{self, Panels, Products, Shape},
 };
 
+mod two_planes;
+
+pub use two_planes::matmul_in_two_planes;
+
 /// Weight rows that are made f32 at once: enough to use a row of activations several times while
 /// it is in the L1 cache.
 const ROWS_AT_ONCE: usize = 8;

@@ -351,6 +351,32 @@ impl Task for QuantizeRow<'_> {
     }
 }
 
+/// The scale of a span, and its reciprocal: both zero where the span counts as zero.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+pub(crate) fn rounding_of(x: &[f32]) -> (f32, f32) {
+    // As integers, magnitudes order as they do as floats, and NaN is the largest: it ends up
+    // in the scale and so in every result, as it would without rounding.
+    let mut largest = 0;
+    for x in x {
+        largest = largest.max(x.to_bits() & (u32::MAX >> 1));
+    }
+    let largest = f32::from_bits(largest);
+    if largest < SMALLEST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) }
+}
+
+/// An activation as an integer.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn rounded_to_int8(x: f32, inverse: f32) -> i8 {
+    (x * inverse + ROUNDER).to_bits() as i8
+}
+
+/// What an activation loses when it is rounded so.
+pub(crate) fn has_lost(x: f32, (scale, inverse): (f32, f32)) -> f32 {
+    x - scale * f32::from(rounded_to_int8(x, inverse))
+}
+
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
 fn quantize_row<const SPAN: usize>(
@@ -360,21 +386,12 @@ fn quantize_row<const SPAN: usize>(
     factors: &mut [Factors],
 ) {
     for (index, x) in x.as_chunks::<SPAN>().0.iter().enumerate() {
-        // As integers, magnitudes order as they do as floats, and NaN is the largest: it ends up
-        // in the scale and so in every result, as it would without rounding.
-        let mut largest = 0;
-        for x in x {
-            largest = largest.max(x.to_bits() & (u32::MAX >> 1));
-        }
-        let largest = f32::from_bits(largest);
-        let (scale, inverse) =
-            if largest < SMALLEST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
+        let (scale, inverse) = rounding_of(x);
         let mut rounded = [0_i8; SPAN];
         let mut sum = 0_i32;
         for (rounded, x) in rounded.iter_mut().zip(x) {
-            let bits = (x * inverse + ROUNDER).to_bits() as i8;
-            *rounded = bits;
-            sum += i32::from(bits);
+            *rounded = rounded_to_int8(*x, inverse);
+            sum += i32::from(*rounded);
         }
         if within == SpanLayout::Quartered {
             for sixteen in rounded.as_chunks_mut().0 {

@@ -27,6 +27,11 @@ pub trait DenseOps: Tensors {
         matrices.map(|matrix| self.linear(x, matrix))
     }
 
+    /// [`DenseOps::linear`] with the output head: what is rounded here reaches the logits as it is.
+    fn logits(&self, x: &Self::Tensor, head: &Self::Matrix) -> Self::Tensor {
+        self.linear(x, head)
+    }
+
     /// Adds `bias` to every row.
     fn add_bias(&self, x: Self::Tensor, bias: &Self::Vector) -> Self::Tensor;
 

@@ -138,8 +138,14 @@ impl<B: Backend> EmbeddingAndHead<B> {
     ) -> B::Tensor {
         let Output { head, .. } = self.output.as_ref().expect("the last stage has it");
         let part = match head {
-            Head::Own(own) => own.as_ref().map(|own| own.apply(backend, hidden)),
-            Head::Tied => self.embedding.as_ref().map(|matrix| backend.linear(hidden, matrix)),
+            Head::Own(own) => own.as_ref().map(|own| {
+                let logits = backend.logits(hidden, &own.matrix);
+                match &own.bias {
+                    Some(bias) => backend.add_bias(logits, bias),
+                    None => logits,
+                }
+            }),
+            Head::Tied => self.embedding.as_ref().map(|matrix| backend.logits(hidden, matrix)),
         };
         let mut part = part.unwrap_or_else(|| backend.zeros(count, 0));
         if let Some(scale) = spec.logit_scale {

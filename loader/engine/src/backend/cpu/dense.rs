@@ -6,7 +6,9 @@ use shardpack_formats::{
     hex::HexF32,
     spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle},
 };
-use shardpack_kernels::{Rotation as Angles, elementwise, gather, matmuls_before, norm};
+use shardpack_kernels::{
+    Rotation as Angles, elementwise, gather, matmul_in_two_planes, matmuls_before, norm,
+};
 
 use super::{Cpu, Tensor, mixture_of_experts, route};
 use crate::backend::{DenseOps, NormParams, RotatedPart, StoredMatrix, Xielu};
@@ -47,6 +49,18 @@ impl DenseOps for Cpu {
         let places = &mut outs.each_mut().map(|out| &mut out.values[..]);
         matmuls_before(&x.values, &views, places, next.as_deref());
         outs
+    }
+
+    fn logits(&self, x: &Tensor, head: &StoredMatrix) -> Tensor {
+        if let Some(observer) = &self.observer {
+            observer.observe(head, 0, 1, &x.values);
+        }
+        assert_eq!(x.width, head.inputs, "inputs of the output head");
+        let mut out = Tensor::unset(x.rows(), head.outputs);
+        let view = head.view();
+        let next = self.order.note(&[view]);
+        matmul_in_two_planes(&x.values, &view, &mut out.values, next.as_deref());
+        out
     }
 
     fn add_bias(&self, mut x: Tensor, bias: &Vec<f32>) -> Tensor {

@@ -119,6 +119,40 @@ fn rounded_activations_are_as_close_as_eight_bits_allow() {
 }
 
 #[test]
+fn two_planes_are_as_close_as_sixteen_bits_on_all_platforms_and_in_any_batch() {
+    for (bits, group, rows) in [(4, 64, 5), (6, 32, 1), (8, 64, 35), (8, 128, 2)] {
+        let shape = [72, 1024];
+        let stored = Stored::new(shape, [bits, group], 5);
+        let x = numbers(rows * shape[1], 9);
+        let two = |x: &[f32], matrix: &Matrix<'_>| {
+            let mut out = vec![0.0; x.len() / shape[1] * shape[0]];
+            matmul_in_two_planes(x, matrix, &mut out, None);
+            out
+        };
+        let alone: Vec<f32> = team(1, Platform::Portable)
+            .run(|| x.chunks_exact(shape[1]).flat_map(|x| two(x, &stored.matrix())).collect());
+        for (platform, packing) in forms() {
+            let Some(words) = stored.packed(packing) else { continue };
+            let [scales, biases] = [&stored.scales, &stored.biases].map(|it| Floats::F32(it));
+            let matrix = Matrix::affine(shape, &words, scales, biases, [bits, group]);
+            let found = team(2, platform).run(|| two(&x, &matrix.packed_as(packing)));
+            assert!(bits_of(&found) == bits_of(&alone), "{platform}, {packing:?}: {bits} bits");
+        }
+        let mut worst: f64 = 0.0;
+        for (row, x) in x.chunks_exact(shape[1]).enumerate() {
+            for (index, weights) in stored.weights.chunks_exact(shape[1]).enumerate() {
+                let exact: f64 = x.iter().zip(weights).map(|(x, w)| f64::from(*x) * w).sum();
+                let size = weights.iter().map(|w| w * w / 3.0).sum::<f64>().sqrt();
+                let error = f64::from(alone[row * shape[0] + index]) - exact;
+                worst = worst.max(error.abs() / size);
+            }
+        }
+        // A step of the second plane is a 254th of one of the first.
+        assert!(worst < ROUNDING_TOLERANCE / 200.0, "{bits} bits, groups of {group}: {worst:e}");
+    }
+}
+
+#[test]
 fn infinite_and_undefined_activations_are_not_hidden() {
     let stored = Stored::new([3, 128], [4, 64], 1);
     for platform in Platform::available() {
