@@ -13,7 +13,7 @@ Running servers notice a change of the file within 2 seconds, or at once on SIGH
 
 Examples:
   shardpack keys keys.json add laptop                            prints the key, once
-  shardpack keys keys.json add grafana --scopes metrics
+  shardpack keys keys.json add grafana --read-only               sees figures, computes nothing
   shardpack keys keys.json add team-b --models qwen3-32b --tokens-per-minute 100000
   shardpack keys keys.json set team-b --models all --concurrency 4
   shardpack keys keys.json list
@@ -36,6 +36,10 @@ pub(crate) enum KeyAction {
         /// Scopes of the key: infer, admin, metrics.
         #[arg(long, value_delimiter = ',', default_value = "infer", value_name = "SCOPE,…")]
         scopes: Vec<String>,
+        /// The key sees what the server does (`/stats`, `/metrics`, `/events`, model lists) and
+        /// computes nothing: the scope metrics alone.
+        #[arg(long, conflicts_with = "scopes")]
+        read_only: bool,
         /// What it may do.
         #[command(flatten)]
         limits: KeyLimitArgs,

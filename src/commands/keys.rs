@@ -46,8 +46,8 @@ pub(crate) fn run(args: &KeysArgs) -> Outcome {
             write(&args.file, &file)?;
             say(&format!("keys: {name} changed; {NOTICED}"));
         }
-        KeyAction::Add { name, scopes, limits } => {
-            let scopes = parse_scopes(scopes)?;
+        KeyAction::Add { name, scopes, read_only, limits } => {
+            let scopes = if *read_only { [Scope::Metrics].into() } else { parse_scopes(scopes)? };
             let key = file.add(name, scopes, KeyLimits::default()).map_err(Failure::wrong)?;
             change(file.entry_mut(name).ok_or_else(|| unknown(name))?, limits);
             write(&args.file, &file)?;

@@ -34,7 +34,8 @@ use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
 use shardpack_server::{
-    Ended, Ledger, MemoryShare, ModelInfo, Server, ServerLimits, ServiceEvent, Stop, Tls,
+    Ended, Ledger, MemoryShare, ModelInfo, Server, ServerEvents, ServerLimits, ServiceEvent, Stop,
+    Tls,
 };
 use shardpack_transfer::{
     protocol::PackageKey,
@@ -127,10 +128,9 @@ fn launch(
     if let Some(log) = &log {
         log.started(&url);
     }
+    let happened = ServerEvents::default();
     let mut options = nodes::options(args)?;
-    if let Some(log) = &log {
-        options.events = log.sink();
-    }
+    options.events = events::sink(&happened, &name, log.as_ref());
     let check = Packages { folders: served.folders.clone(), remote: places.clone() };
     // Scripts take next to none.
     let memory = if scripted.is_none() { served.memory(args, &places) } else { Vec::new() };
@@ -150,6 +150,7 @@ fn launch(
     let names = [vec![name.clone()], args.alias.clone()].concat();
     let info = ModelInfo { nodes: nodes_of_ranks, ..info::of(&served.manifests) };
     let mut server = Server::new(served.model, handle.clone(), names, limits(args))
+        .with_events(happened)
         .with_info(info)
         .with_memory(memory)
         .with_origins(args.cors.clone())

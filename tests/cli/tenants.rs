@@ -291,12 +291,25 @@ fn what_one_key_asked_no_other_can_tell() {
     );
 }
 
+/// A key made with `--read-only` sees what the server does, and computes nothing.
+fn check_read_only(url: &str, wall: &str) {
+    let (status, refused) = ask(url, wall, &body(false, 1));
+    assert_eq!((status, &refused["error"]["code"]), (403, &json!("missing_scope")), "{refused}");
+    assert_eq!(get(url, wall, "/v1/models").0, 200);
+    let (status, stats) = get(url, wall, "/stats");
+    assert_eq!((status, &stats["may_compute"]), (200, &json!(false)), "{stats}");
+    let (status, happened) = get(url, wall, "/events");
+    assert_eq!((status, &happened["events"][0]["kind"]), (200, &json!("group_formed")));
+    assert_eq!(happened["last"], stats["last_event"]);
+}
+
 #[test]
 fn keys_are_read_again_by_change_and_by_signal() {
     let scene = Scene::new();
     let admin = scene.key("admin", &["--scopes", "infer,admin"]);
     let limited = scene.key("limited", &["--body-bytes-per-minute", "400", "--weight", "3"]);
     let other = scene.key("other", &["--models", "another"]);
+    let wall = scene.key("wall", &["--read-only"]);
     let keys = path(&scene.keys);
     let server = scene.serve();
     let short = body(false, 1);
@@ -317,12 +330,17 @@ fn keys_are_read_again_by_change_and_by_signal() {
     assert_eq!((&of_limited["weight"], &of_limited["running"]), (&json!(3), &json!(0)));
     assert!(of_limited["left"]["body_bytes"].as_u64().unwrap() < 400, "{stats}");
     assert!(get(&server.url(), &limited, "/stats").1.get("keys").is_none(), "for administrators");
+    check_read_only(&server.url(), &wall);
 
     // By a change of the file; an alias opens the model.
     succeed(&["keys", keys, "set", "other", "--models", "gpt-4"]);
     wait("the change is noticed", || ask(&server.url(), &other, &short).0 == 200);
     succeed(&["keys", keys, "remove", "limited"]);
     wait("the removal is noticed", || ask(&server.url(), &limited, &short).0 == 401);
+    let (_, happened) = get(&server.url(), &wall, "/events?since=1");
+    let read_again = happened["events"].as_array().unwrap().iter();
+    let read_again = read_again.filter(|event| event["kind"] == "keys_reloaded").count();
+    assert_eq!(read_again, 2, "{happened}");
     // A broken file leaves the keys in use.
     let whole = fs::read(&scene.keys).unwrap();
     fs::write(&scene.keys, "{").unwrap();

@@ -167,6 +167,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "background",
                 "dates",
                 "error",
+                "events",
                 "fair",
                 "limits",
                 "model_info",

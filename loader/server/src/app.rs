@@ -3,6 +3,7 @@
 mod bodies;
 mod browser;
 mod embeddings;
+mod events;
 mod generate;
 mod management;
 mod middleware;
@@ -39,6 +40,7 @@ use tokio::{runtime::Handle, sync::watch};
 use super::{
     closing::draining,
     error::{ApiError, ErrorKind},
+    events::ServerEvents,
     fair::{Slots, Turns},
     keys::ApiKeys,
     ledger::Ledger,
@@ -115,6 +117,8 @@ pub(super) struct AppState {
     bodies: bodies::Budget,
     /// Counters of what no model is to be named for.
     pub(super) front: FrontMetrics,
+    /// What happened since the start.
+    pub(super) events: ServerEvents,
     log: Option<LogSink>,
     /// True when new requests are turned away.
     pub(super) draining: watch::Sender<bool>,
@@ -169,6 +173,7 @@ impl Server {
             hosts: Vec::new(),
             bodies: bodies::Budget::default(),
             front,
+            events: ServerEvents::default(),
             log: None,
             draining: watch::Sender::new(false),
             tls: None,
@@ -177,10 +182,17 @@ impl Server {
         Self { app: Arc::new(app) }
     }
 
+    /// Tells of these events, and adds its own; to be said before its keys.
+    #[must_use]
+    pub fn with_events(self, events: ServerEvents) -> Self {
+        self.app.models.set_events(events.clone());
+        self.change(|app| app.events = events)
+    }
+
     /// Requires one of these API keys for every request.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
-        self.change(|app| app.keys = Some(Arc::new(keys)))
+        self.change(|app| app.keys = Some(Arc::new(keys.with_events(app.events.clone()))))
     }
 
     /// Counts what requests take in this ledger.
@@ -295,6 +307,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Ready => get(state::ready),
         Target::Metrics => get(state::metrics),
         Target::Stats => get(state::stats),
+        Target::Events => get(events::events),
         Target::Usage => get(usage::usage),
         Target::Props => get(models::props),
         Target::Models => get(models::models),

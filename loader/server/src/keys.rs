@@ -29,7 +29,8 @@ pub enum Scope {
     Infer,
     /// The server's state.
     Admin,
-    /// `/metrics`.
+    /// What the server and its models do, and nothing that computes: a key of this scope alone is
+    /// read-only.
     Metrics,
 }
 
@@ -46,6 +47,17 @@ impl Scope {
             Self::Metrics => "metrics",
         }
     }
+}
+
+/// Who may use an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Everybody.
+    Public,
+    /// Whoever has a key of any scope: it computes nothing and changes nothing.
+    Watch,
+    /// Keys of this scope.
+    Scope(Scope),
 }
 
 /// Rate limits of a key; absent: only the server's own limits.

@@ -282,6 +282,11 @@ impl Metrics {
         self.ignored.inc_by(count as u64);
     }
 
+    /// Tokens of prompts, and of these those found in the prefix cache.
+    pub(super) fn prompt_tokens(&self) -> [u64; 2] {
+        [self.prompt_tokens.get(), self.cached_tokens.get()]
+    }
+
     /// Recent tokens per second over all requests.
     pub(super) fn tokens_per_second(&self) -> f64 {
         self.count_rate(0)

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     dialect::Dialect,
     error::Shape,
+    keys::Access,
     routes::{ROUTES, Route, Target},
 };
 
@@ -260,7 +261,7 @@ fn operation(route: &Route) -> Value {
     if route.path.contains("id}") {
         operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
     }
-    if route.scope.is_some() {
+    if route.access != Access::Public {
         operation["security"] = json!([{}, {"bearer": []}, {"key": []}]);
     }
     operation

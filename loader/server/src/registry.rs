@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use super::{
     closing::Closing,
     error::{ApiError, ErrorKind},
+    events::ServerEvents,
     limits::ServerLimits,
     metrics::Metrics,
     model_host::{HostOptions, Machine, MemoryShare, ModelCard, ModelEntry, ModelHost},
@@ -44,6 +45,8 @@ pub(super) struct Registry {
     limits: ServerLimits,
     /// Held while room is made, so that two models do not count on the same memory.
     turn: tokio::sync::Mutex<()>,
+    /// Told of models that come and go.
+    events: Mutex<ServerEvents>,
 }
 
 struct Host {
@@ -199,6 +202,7 @@ impl Registry {
             host: None,
             limits,
             turn: tokio::sync::Mutex::default(),
+            events: Mutex::default(),
         }
     }
 
@@ -232,6 +236,7 @@ impl Registry {
             host: Some(Host { models: host, options, machines }),
             limits,
             turn: tokio::sync::Mutex::default(),
+            events: Mutex::default(),
         }
     }
 
@@ -243,6 +248,17 @@ impl Registry {
         let served = Arc::get_mut(served).expect("not served yet");
         change(served);
         row.card = served.card.clone();
+    }
+
+    /// Tells of models that come and go there from now on.
+    pub(super) fn set_events(&self, events: ServerEvents) {
+        *self.events.lock().unwrap_or_else(PoisonError::into_inner) = events;
+    }
+
+    /// Tells that a model came or went.
+    fn moved(&self, kind: &'static str, model: &str, text: &str) {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.add(kind, Some(model), text, serde_json::Value::Null);
     }
 
     /// Says what the one model of a server takes of each machine.

@@ -6,7 +6,7 @@ use axum::http::Method;
 use super::{
     dialect::{Dialect, EmbeddingDialect},
     error::Shape,
-    keys::Scope,
+    keys::{Access, Scope},
 };
 
 /// A route.
@@ -16,8 +16,7 @@ pub(super) struct Route {
     /// As axum writes it.
     pub(super) path: &'static str,
     pub(super) target: Target,
-    /// Scope that the API key needs; absent: public.
-    pub(super) scope: Option<Scope>,
+    pub(super) access: Access,
     pub(super) shape: Shape,
     /// What it does, in a few words.
     pub(super) summary: &'static str,
@@ -38,6 +37,7 @@ pub(super) enum Target {
     Ready,
     Metrics,
     Stats,
+    Events,
     Usage,
     Props,
     Models,
@@ -63,52 +63,51 @@ pub(super) enum Target {
     ResponseForget,
 }
 
-const fn get(
-    path: &'static str,
-    target: Target,
-    scope: Option<Scope>,
-    summary: &'static str,
-) -> Route {
-    Route { method: "GET", path, target, scope, shape: Shape::OpenAi, summary }
+const INFER: Access = Access::Scope(Scope::Infer);
+const ADMIN: Access = Access::Scope(Scope::Admin);
+
+const fn get(path: &'static str, target: Target, access: Access, summary: &'static str) -> Route {
+    Route { method: "GET", path, target, access, shape: Shape::OpenAi, summary }
 }
 
 const fn post(path: &'static str, target: Target, shape: Shape, summary: &'static str) -> Route {
-    Route { method: "POST", path, target, scope: Some(Scope::Infer), shape, summary }
+    Route { method: "POST", path, target, access: INFER, shape, summary }
 }
 
 const fn admin(path: &'static str, target: Target, summary: &'static str) -> Route {
-    Route { method: "POST", path, target, scope: Some(Scope::Admin), shape: Shape::OpenAi, summary }
+    Route { method: "POST", path, target, access: ADMIN, shape: Shape::OpenAi, summary }
 }
 
 const fn ollama(
     path: &'static str,
     target: Target,
-    scope: Option<Scope>,
+    access: Access,
     summary: &'static str,
 ) -> Route {
-    Route { method: "GET", path, target, scope, shape: Shape::Ollama, summary }
+    Route { method: "GET", path, target, access, shape: Shape::Ollama, summary }
 }
 
 const RESPONSE: &str = "/v1/responses/{id}";
 
 /// Every route.
 pub(super) const ROUTES: &[Route] = &[
-    get("/", Target::Page, None, "Web page: chat and server status"),
-    get("/openapi.json", Target::OpenApi, None, "This description"),
+    get("/", Target::Page, Access::Public, "Web page: chat and server status"),
+    get("/openapi.json", Target::OpenApi, Access::Public, "This description"),
     get(
         "/health",
         Target::Health,
-        None,
+        Access::Public,
         "Health of the engine, with the reason if it is not ready",
     ),
-    get("/livez", Target::Live, None, "Liveness probe"),
-    get("/readyz", Target::Ready, None, "Readiness probe"),
-    get("/metrics", Target::Metrics, Some(Scope::Metrics), "Counters for Prometheus"),
-    get("/stats", Target::Stats, Some(Scope::Infer), "Statistics of the web page"),
-    get("/v1/usage", Target::Usage, Some(Scope::Infer), "What keys have used, by hour or day"),
-    get("/props", Target::Props, Some(Scope::Infer), "Default sampling, context and chat template"),
-    get("/v1/models", Target::Models, Some(Scope::Infer), "The models served"),
-    get("/v1/models/{*id}", Target::Model, Some(Scope::Infer), "One model"),
+    get("/livez", Target::Live, Access::Public, "Liveness probe"),
+    get("/readyz", Target::Ready, Access::Public, "Readiness probe"),
+    get("/metrics", Target::Metrics, Access::Scope(Scope::Metrics), "Counters for Prometheus"),
+    get("/stats", Target::Stats, Access::Watch, "Statistics of the web page"),
+    get("/events", Target::Events, Access::Watch, "What happened since the server started"),
+    get("/v1/usage", Target::Usage, INFER, "What keys have used, by hour or day"),
+    get("/props", Target::Props, INFER, "Default sampling, context and chat template"),
+    get("/v1/models", Target::Models, Access::Watch, "The models served"),
+    get("/v1/models/{*id}", Target::Model, Access::Watch, "One model"),
     admin("/v1/models/load", Target::LoadModel, "Load a model, and wait until it answers"),
     admin("/v1/models/unload", Target::UnloadModel, "Unload a model after its running requests"),
     admin("/v1/models/swap", Target::SwapModel, "Serve a model from another set, without a pause"),
@@ -140,12 +139,12 @@ pub(super) const ROUTES: &[Route] = &[
     post("/v1/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Cohere)"),
     post("/v2/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Cohere)"),
     post("/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Jina, TEI)"),
-    get(RESPONSE, Target::ResponseShow, Some(Scope::Infer), "Retrieve a stored response"),
+    get(RESPONSE, Target::ResponseShow, INFER, "Retrieve a stored response"),
     Route {
         method: "DELETE",
         path: RESPONSE,
         target: Target::ResponseForget,
-        scope: Some(Scope::Infer),
+        access: INFER,
         shape: Shape::OpenAi,
         summary: "Delete a stored response",
     },
@@ -166,7 +165,7 @@ pub(super) const ROUTES: &[Route] = &[
     get(
         "/tokenizer_info",
         Target::TokenizerInfo,
-        Some(Scope::Infer),
+        INFER,
         "The tokenizer's settings and the chat template",
     ),
     post(
@@ -200,25 +199,20 @@ pub(super) const ROUTES: &[Route] = &[
         "The embedding of a text (Ollama)",
     ),
     post("/api/show", Target::OllamaShow, Shape::Ollama, "One model (Ollama)"),
-    ollama("/api/tags", Target::OllamaTags, Some(Scope::Infer), "The models (Ollama)"),
-    ollama("/api/ps", Target::OllamaPs, Some(Scope::Infer), "Running models (Ollama)"),
-    ollama("/api/version", Target::OllamaVersion, None, "The version (Ollama)"),
+    ollama("/api/tags", Target::OllamaTags, Access::Watch, "The models (Ollama)"),
+    ollama("/api/ps", Target::OllamaPs, Access::Watch, "Running models (Ollama)"),
+    ollama("/api/version", Target::OllamaVersion, Access::Public, "The version (Ollama)"),
     post("/api/pull", Target::OllamaPull, Shape::Ollama, "Fetch a model (Ollama)"),
     Route {
         method: "DELETE",
         path: "/api/delete",
         target: Target::OllamaDelete,
-        scope: Some(Scope::Admin),
+        access: ADMIN,
         shape: Shape::Ollama,
         summary: "Delete a model (Ollama)",
     },
-    get(
-        "/api/v0/models",
-        Target::LmStudioModels,
-        Some(Scope::Infer),
-        "The models served (LM Studio)",
-    ),
-    get("/api/v0/models/{*id}", Target::LmStudioModel, Some(Scope::Infer), "One model (LM Studio)"),
+    get("/api/v0/models", Target::LmStudioModels, Access::Watch, "The models served (LM Studio)"),
+    get("/api/v0/models/{*id}", Target::LmStudioModel, Access::Watch, "One model (LM Studio)"),
     post(
         "/api/v0/chat/completions",
         Target::Generate(Dialect::Chat),
@@ -243,7 +237,7 @@ pub(super) const ROUTES: &[Route] = &[
         Shape::OpenAi,
         "Continue a text (clients whose address lacks /v1)",
     ),
-    get("/models", Target::Models, Some(Scope::Infer), "The models (clients without /v1)"),
+    get("/models", Target::Models, Access::Watch, "The models (clients without /v1)"),
 ];
 
 /// The route of a request.

@@ -9,6 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 use shardpack_cluster::{GroupEvent, GroupEventSink};
+use shardpack_server::ServerEvents;
 
 use crate::{
     args::ServeArgs,
@@ -71,21 +72,25 @@ impl ServerLog {
         self.add(Line::Started(json!({ "url": url })));
     }
 
-    /// Takes the events of the group.
-    pub(super) fn sink(&self) -> GroupEventSink {
-        let (lines, name) = (self.lines.clone(), self.name.clone());
-        GroupEventSink::new(move |event| {
-            let (kind, text, mut fields) = line(event);
-            fields["of"] = name.as_str().into();
-            // The writer ends with the server.
-            let _ = lines.send(Line::Event(kind, text, fields));
-        })
-    }
-
     fn add(&self, line: Line) {
         // A writer that is gone has panicked, which ends no server.
         let _ = self.lines.send(line);
     }
+}
+
+/// Takes the events of a model's group, for `/events` and for the log, where there is one.
+pub(super) fn sink(events: &ServerEvents, model: &str, log: Option<&ServerLog>) -> GroupEventSink {
+    let (events, model) = (events.clone(), model.to_owned());
+    let log = log.map(|log| (log.lines.clone(), log.name.clone()));
+    GroupEventSink::new(move |event| {
+        let (kind, text, mut fields) = line(event);
+        events.add(kind.name(), Some(&model), &text, fields.clone());
+        if let Some((lines, name)) = &log {
+            fields["of"] = name.as_str().into();
+            // The writer ends with the server.
+            let _ = lines.send(Line::Event(kind, text, fields));
+        }
+    })
 }
 
 /// Where the log of a front stands that a node runs: in the node's own, whose store has its package.
@@ -119,8 +124,11 @@ fn line(event: &GroupEvent) -> (EventKind, String, Value) {
         }
         GroupEvent::Lost { epoch, rank, node, reason, doing, waiting } => {
             let which = match (rank, node) {
-                (Some(rank), Some(node)) => format!("rank {rank} ({node}) was lost: "),
-                (Some(rank), None) => format!("rank {rank} was lost: "),
+                // Ranks of this machine have no other name.
+                (Some(rank), Some(node)) if *node != format!("rank {rank}") => {
+                    format!("rank {rank} ({node}) was lost: ")
+                }
+                (Some(rank), _) => format!("rank {rank} was lost: "),
                 (None, Some(node)) => format!("{node} was lost: "),
                 (None, None) => String::new(),
             };

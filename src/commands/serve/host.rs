@@ -15,12 +15,13 @@ use shardpack_cluster::{Node, ServeError, Supervisor, SupervisorOptions};
 use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_server::{
     AddedModel, CheckedPackage, HostError, LoadReport, Machine, ModelEntry, ModelHost,
-    PackageCheck, StartedModel,
+    PackageCheck, ServerEvents, StartedModel,
 };
 
 use super::{
     LOOK_AGAIN,
     checks::Packages,
+    events,
     hosted_set::{HostedSet, KvChoice},
     nodes::{self, RankPackages},
     open_text, placement,
@@ -48,6 +49,8 @@ pub(super) struct HostOptions {
     pub(super) supervisor: SupervisorOptions,
     /// Whether ranks are taken from other servers.
     pub(super) takes_over: bool,
+    /// Told what happens to the groups.
+    pub(super) events: ServerEvents,
     /// Whether nodes are asked for their free memory before each load.
     pub(super) checks_memory: bool,
 }
@@ -227,8 +230,11 @@ impl Host {
         let nodes = self.ranks(set)?;
         let names = nodes.iter().map(|node| node.name.clone()).collect();
         let (handle, commands) = EngineHandle::new(set.folders.len() as u32);
-        let options =
-            SupervisorOptions { load_timeout: timeout, ..self.options.supervisor.clone() };
+        let options = SupervisorOptions {
+            load_timeout: timeout,
+            events: events::sink(&self.options.events, set.entry.card.name(), None),
+            ..self.options.supervisor.clone()
+        };
         let supervisor = Supervisor::start(nodes, handle.clone(), commands, options)
             .map_err(|error| HostError(format!("the ranks cannot be supervised: {error}")))?;
         let ready = self.await_ready(&supervisor, &handle, begun, timeout, report);

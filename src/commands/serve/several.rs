@@ -6,7 +6,9 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, thread, time::Duration};
 use anyhow::{Context, anyhow};
 use serde_json::json;
 use shardpack_identity::Endpoint;
-use shardpack_server::{HostOptions, Machine, MemoryShare, ModelEntry, Server, Stop, check_room};
+use shardpack_server::{
+    HostOptions, Machine, MemoryShare, ModelEntry, Server, ServerEvents, Stop, check_room,
+};
 
 use super::{
     LOOK_AGAIN, host,
@@ -48,17 +50,20 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     let listener = listen(args, keys.is_some(), tls.is_some())?;
     let address = listener.local_addr()?;
     let url = format!("{}://{address}/v1", if tls.is_some() { "https" } else { "http" });
+    let events = ServerEvents::default();
     let host_options = host::HostOptions {
         engine: args.engine.clone(),
         threads: args.threads,
         supervisor: nodes::options(args)?,
         takes_over: args.take_over,
         checks_memory: args.memory.is_none(),
+        events: events.clone(),
     };
     let host = Arc::new(Host::new(sets, machines, host_options));
     let load_timeout = Duration::from_secs(args.load_timeout);
     let options = HostOptions { on_demand: args.on_demand, load_timeout };
     let mut server = Server::of_host(Arc::<Host>::clone(&host), options, limits(args))
+        .with_events(events)
         .with_check(Arc::<Host>::clone(&host))
         .with_origins(args.cors.clone())
         .with_hosts(super::hosts(args));

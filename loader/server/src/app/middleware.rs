@@ -16,7 +16,7 @@ use shardpack_engine_api::Tenant;
 use super::AppState;
 use crate::{
     error::{ApiError, Shape},
-    keys::{Key, KeySlot, Scope},
+    keys::{Access, Key, KeySlot},
     ledger::{Opened, Record},
     routes::{Route, Target, route_of},
     tenant,
@@ -210,7 +210,7 @@ impl AppState {
         key: Option<&str>,
         request: &Request<Body>,
     ) -> Option<Arc<Record>> {
-        if route.is_some_and(|route| route.scope.is_none()) {
+        if route.is_some_and(|route| route.access == Access::Public) {
             return None;
         }
         let opened = Opened {
@@ -230,13 +230,12 @@ impl AppState {
         headers: &HeaderMap,
     ) -> Result<Option<Arc<Key>>, ApiError> {
         let Some(keys) = &self.keys else { return Ok(None) };
-        let scope = match route.map(|route| route.scope) {
-            // Unknown paths need a key too.
-            None => Scope::Infer,
-            Some(Some(scope)) => scope,
-            Some(None) => return Ok(None),
-        };
-        keys.check(sent_key(headers), scope).map(Some)
+        // Unknown paths need a key too.
+        let access = route.map_or(Access::Watch, |route| route.access);
+        match access {
+            Access::Public => Ok(None),
+            _ => keys.check(sent_key(headers), access).map(Some),
+        }
     }
 
     /// The origin of a cross-origin request, if CORS allows it.

@@ -95,6 +95,11 @@ pub(super) async fn stats(
     let mut stats = views.first().map_or_else(|| json!({}), |view| app.model_stats(view));
     stats["state"] = state.into();
     stats["reason"] = json!(reason);
+    stats["last_event"] = app.events.last().into();
+    if let Some(key) = &caller.key {
+        stats["may_compute"] = key.has(Scope::Infer).into();
+        stats["may_manage"] = key.has(Scope::Admin).into();
+    }
     stats["models"] = views
         .iter()
         .map(|view| {
@@ -105,7 +110,7 @@ pub(super) async fn stats(
         })
         .collect();
     if let (Some(keys), Some(key)) = (&app.keys, &caller.key)
-        && (key.has(Scope::Admin) || key.has(Scope::Metrics))
+        && key.sees_server()
     {
         let now = Instant::now();
         stats["keys"] = keys.all().iter().map(|key| key.stats(now)).collect();
@@ -148,6 +153,7 @@ impl AppState {
             _ => Vec::new(),
         };
         let (waiting, running) = view.metrics.queue();
+        let [prompt_tokens, cached_tokens] = view.metrics.prompt_tokens();
         let [drafted, accepted] = engine.as_ref().map(EngineStatus::drafts).unwrap_or_default();
         json!({
             "model": view.card.name(),
@@ -159,6 +165,7 @@ impl AppState {
             },
             "adjusted_requests": view.metrics.adjusted_requests(),
             "unenforced_schemas": view.metrics.unenforced_requests(),
+            "prompt_tokens": {"all": prompt_tokens, "cached": cached_tokens},
             "drafts": {"run": drafted, "accepted": accepted},
             "nodes": nodes,
             "links": engine.map(|engine| engine.links).unwrap_or_default(),

@@ -10,11 +10,13 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{KEY_FILE_BYTES_MAX, Key, KeyError, KeyFile, Scope, slot::Spent};
+use super::{Access, KEY_FILE_BYTES_MAX, Key, KeyError, KeyFile, slot::Spent};
 use crate::{
     error::{ApiError, ErrorKind},
+    events::ServerEvents,
     tls::Report,
 };
 
@@ -28,6 +30,7 @@ type Seen = Option<(SystemTime, u64, u64)>;
 pub struct ApiKeys {
     state: Mutex<State>,
     file: Option<Watched>,
+    events: ServerEvents,
 }
 
 /// The file that they are of.
@@ -65,7 +68,8 @@ impl ApiKeys {
     /// The keys of a file; there must be one.
     pub fn new(file: KeyFile) -> Result<Self, KeyError> {
         let keys = keys_of(file, &[])?;
-        Ok(Self { state: Mutex::new(State { keys, seen: None, failed: None }), file: None })
+        let state = Mutex::new(State { keys, seen: None, failed: None });
+        Ok(Self { state, file: None, events: ServerEvents::default() })
     }
 
     /// Reads the file of these keys again while the server runs, when it changes or on a signal;
@@ -73,6 +77,11 @@ impl ApiKeys {
     #[must_use]
     pub fn watching(self, path: &Path, report: Report) -> Self {
         Self { file: Some(Watched { path: path.to_owned(), report }), ..self }
+    }
+
+    /// Adds to these events when its file is read again.
+    pub(crate) fn with_events(self, events: ServerEvents) -> Self {
+        Self { events, ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -89,8 +98,8 @@ impl ApiKeys {
         self.state().failed.clone()
     }
 
-    /// The key that was sent, if it is known and has `scope`.
-    pub(crate) fn check(&self, sent: Option<&str>, scope: Scope) -> Result<Arc<Key>, ApiError> {
+    /// The key that was sent, if it is known and has `access`.
+    pub(crate) fn check(&self, sent: Option<&str>, access: Access) -> Result<Arc<Key>, ApiError> {
         let unknown = |message: &str| {
             ApiError::new(ErrorKind::Unauthenticated, message).with_code("invalid_api_key")
         };
@@ -103,7 +112,7 @@ impl ApiKeys {
         let found =
             keys.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
         let key = found.ok_or_else(|| unknown("unknown API key"))?;
-        key.demand(scope)?;
+        key.demand_access(access)?;
         Ok(key.clone())
     }
 
@@ -130,14 +139,18 @@ impl ApiKeys {
                 let change = change(&before, &keys);
                 if reload == Reload::Always || failed_before.is_some() || change.is_some() {
                     let (count, change) = (keys.len(), change.unwrap_or_default());
-                    report(&format!("keys: {} read again: {count} keys{change}", path.display()));
+                    let text = format!("{} read again: {count} keys{change}", path.display());
+                    report(&format!("keys: {text}"));
+                    self.events.add("keys_reloaded", None, &text, json!({"keys": count}));
                 }
             }
             Err(error) => {
                 let text = format!("{}: {}", path.display(), with_causes(&error));
                 state.failed = Some(text.clone());
                 drop(state);
-                report(&format!("error: keys: cannot reload, the keys in use stay: {text}"));
+                let text = format!("cannot reload, the keys in use stay: {text}");
+                report(&format!("error: keys: {text}"));
+                self.events.add("keys_refused", None, &text, Value::Null);
             }
         }
     }

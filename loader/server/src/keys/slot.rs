@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Map, Value, json};
 use shardpack_engine_api::Tenant;
 
-use super::{KeyEntry, KeyLimits, Scope};
+use super::{Access, KeyEntry, KeyLimits, Scope};
 use crate::{
     error::{ApiError, ErrorKind},
     tenant,
@@ -96,8 +96,28 @@ impl Key {
         if self.has(scope) {
             return Ok(());
         }
-        let message = format!("the API key {:?} lacks the scope {}", self.entry.name, scope.name());
+        let own: Vec<&str> = self.entry.scopes.iter().map(|scope| scope.name()).collect();
+        let message = format!(
+            "the API key {:?} lacks the scope {}: it has {}",
+            self.entry.name,
+            scope.name(),
+            if own.is_empty() { "none".to_owned() } else { own.join(", ") },
+        );
         Err(ApiError::new(ErrorKind::Forbidden, message).with_code("missing_scope"))
+    }
+
+    /// Refuses what this key has no access to.
+    pub(super) fn demand_access(&self, access: Access) -> Result<(), ApiError> {
+        match access {
+            Access::Scope(scope) => self.demand(scope),
+            Access::Watch if self.entry.scopes.is_empty() => self.demand(Scope::Metrics),
+            Access::Public | Access::Watch => Ok(()),
+        }
+    }
+
+    /// Whether it is told of the server's own state, beside that of its models.
+    pub(crate) fn sees_server(&self) -> bool {
+        self.has(Scope::Admin) || self.has(Scope::Metrics)
     }
 
     /// Whether it has a scope.

@@ -10,6 +10,8 @@ use std::{
 use super::*;
 use crate::error::ErrorKind;
 
+const INFER: Access = Access::Scope(Scope::Infer);
+
 fn keys(limits: KeyLimits) -> (ApiKeys, String) {
     let mut file = KeyFile::default();
     let key = file.add("me", BTreeSet::from([Scope::Infer]), limits).unwrap();
@@ -22,11 +24,11 @@ fn keys(limits: KeyLimits) -> (ApiKeys, String) {
 fn only_known_keys_open_and_only_their_scopes() {
     let (keys, key) = keys(KeyLimits::default());
     let kind = |sent: Option<&str>, scope| keys.check(sent, scope).map_err(|error| error.kind);
-    assert_eq!(kind(Some(&key), Scope::Infer).unwrap().name(), "me");
-    assert_eq!(kind(Some(&key), Scope::Admin).unwrap_err(), ErrorKind::Forbidden);
-    assert_eq!(kind(None, Scope::Infer).unwrap_err(), ErrorKind::Unauthenticated);
+    assert_eq!(kind(Some(&key), INFER).unwrap().name(), "me");
+    assert_eq!(kind(Some(&key), Access::Scope(Scope::Admin)).unwrap_err(), ErrorKind::Forbidden);
+    assert_eq!(kind(None, INFER).unwrap_err(), ErrorKind::Unauthenticated);
     for wrong in ["", "sp-", &key[1..], &key.to_uppercase()] {
-        let error = kind(Some(wrong), Scope::Infer).unwrap_err();
+        let error = kind(Some(wrong), INFER).unwrap_err();
         assert_eq!(error, ErrorKind::Unauthenticated, "{wrong}");
     }
 }
@@ -35,7 +37,7 @@ fn only_known_keys_open_and_only_their_scopes() {
 fn requests_of_a_minute_are_spread_over_it() {
     let limits = KeyLimits { requests_per_minute: Some(2), ..KeyLimits::default() };
     let (keys, key) = keys(limits);
-    let key = keys.check(Some(&key), Scope::Infer).unwrap();
+    let key = keys.check(Some(&key), INFER).unwrap();
     let now = Instant::now();
     assert!(key.begin(now).is_ok() && key.begin(now).is_ok());
     let error = key.begin(now).unwrap_err();
@@ -48,7 +50,7 @@ fn requests_of_a_minute_are_spread_over_it() {
 fn tokens_are_paid_back_before_the_next_request() {
     let limits = KeyLimits { tokens_per_minute: Some(60), ..KeyLimits::default() };
     let (keys, key) = keys(limits);
-    let key = keys.check(Some(&key), Scope::Infer).unwrap();
+    let key = keys.check(Some(&key), INFER).unwrap();
     let now = Instant::now();
     key.begin(now).unwrap().spend(90);
     let error = key.begin(now).unwrap_err();
@@ -60,7 +62,7 @@ fn tokens_are_paid_back_before_the_next_request() {
 fn slots_are_released() {
     let limits = KeyLimits { concurrency: Some(1), ..KeyLimits::default() };
     let (keys, key) = keys(limits);
-    let key = keys.check(Some(&key), Scope::Infer).unwrap();
+    let key = keys.check(Some(&key), INFER).unwrap();
     let now = Instant::now();
     let slot = key.begin(now).unwrap();
     assert!(key.begin(now).is_err());
@@ -86,7 +88,7 @@ fn files_that_hold_no_keys_are_refused() {
 fn bytes_of_bodies_are_paid_before_they_are_read() {
     let limits = KeyLimits { body_bytes_per_minute: Some(1000), ..KeyLimits::default() };
     let (keys, key) = keys(limits);
-    let key = keys.check(Some(&key), Scope::Infer).unwrap();
+    let key = keys.check(Some(&key), INFER).unwrap();
     let now = Instant::now();
     let slot = key.begin(now).unwrap();
     slot.spend_bytes(700).unwrap();
@@ -103,7 +105,7 @@ fn bytes_of_bodies_are_paid_before_they_are_read() {
 fn grammars_are_paid_afterwards() {
     let limits = KeyLimits { grammar_ms_per_minute: Some(600), ..KeyLimits::default() };
     let (keys, key) = keys(limits);
-    let key = keys.check(Some(&key), Scope::Infer).unwrap();
+    let key = keys.check(Some(&key), INFER).unwrap();
     let slot = key.begin(Instant::now()).unwrap();
     slot.check_grammar().unwrap();
     slot.spend_grammar(Duration::from_millis(900));
@@ -123,7 +125,7 @@ fn tenants_are_keys_or_their_groups() {
         file.entry_mut(name).unwrap().share_prefix_cache = Some("team".to_owned());
     }
     let keys = ApiKeys::new(file).unwrap();
-    let tenant = |sent: &str| keys.check(Some(sent), Scope::Infer).unwrap().tenant().prefix_cache;
+    let tenant = |sent: &str| keys.check(Some(sent), INFER).unwrap().tenant().prefix_cache;
     let [a, b, c, team] = [0, 1, 2, 3].map(|index| tenant(&sent[index]));
     assert_eq!(a, b);
     assert!(a != c && c != team && a != team, "a name is no group");
@@ -146,11 +148,11 @@ fn a_file_that_is_read_again_keeps_what_its_keys_have_spent() {
         .watching(&path, Box::new(move |text| report.lock().unwrap().push(text.to_owned())));
     keys.reload(Reload::IfChanged);
     assert_eq!(told.lock().unwrap().len(), 0, "the same keys");
-    let running = keys.check(Some(&stays), Scope::Infer).unwrap().begin(Instant::now()).unwrap();
+    let running = keys.check(Some(&stays), INFER).unwrap().begin(Instant::now()).unwrap();
     for broken in ["", "{", r#"{"keys":[]}"#] {
         write(broken);
         keys.reload(Reload::IfChanged);
-        assert!(keys.check(Some(&goes), Scope::Infer).is_ok(), "{broken:?}");
+        assert!(keys.check(Some(&goes), INFER).is_ok(), "{broken:?}");
         assert!(keys.reload_failed().is_some(), "{broken:?}");
     }
     fs::remove_file(&path).unwrap();
@@ -164,10 +166,10 @@ fn a_file_that_is_read_again_keeps_what_its_keys_have_spent() {
     write(&serde_json::to_string(&file).unwrap());
     keys.reload(Reload::IfChanged);
     assert_eq!(keys.reload_failed(), None);
-    assert!(keys.check(Some(&new), Scope::Infer).is_ok());
-    let gone = keys.check(Some(&goes), Scope::Infer).unwrap_err();
+    assert!(keys.check(Some(&new), INFER).is_ok());
+    let gone = keys.check(Some(&goes), INFER).unwrap_err();
     assert_eq!(gone.kind, ErrorKind::Unauthenticated);
-    let stays = keys.check(Some(&stays), Scope::Infer).unwrap();
+    let stays = keys.check(Some(&stays), INFER).unwrap();
     assert!(stays.begin(Instant::now()).is_err(), "it has had its request");
     assert_eq!(stays.stats(Instant::now())["running"], 1);
     drop(running);

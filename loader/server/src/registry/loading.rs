@@ -271,7 +271,15 @@ impl Registry {
                 Err((error, false)) => (RowState::Unloaded, Err(error)),
             };
             row.state = state;
+            let name = row.card.name().to_owned();
             drop(rows);
+            match &outcome {
+                Ok(()) => registry.moved("model_loaded", &name, &format!("{name} is loaded")),
+                Err(error) => {
+                    let text = format!("{name} could not be loaded: {}", error.message);
+                    registry.moved("model_failed", &name, &text);
+                }
+            }
             sender.send_replace(Some(outcome));
             registry.tell();
         });
@@ -415,7 +423,10 @@ impl Registry {
             let is_idle = registry.drain(index, &served, until, patience).await;
             let (state, outcome) = if is_idle {
                 match registry.on_thread(move |host, _| host.unload(&key)).await {
-                    Ok(()) => (RowState::Unloaded, Ok(())),
+                    Ok(()) => {
+                        registry.moved("model_unloaded", &name, &format!("{name} is unloaded"));
+                        (RowState::Unloaded, Ok(()))
+                    }
                     Err(error) => (RowState::Failed(error.message.clone()), Err(error)),
                 }
             } else {

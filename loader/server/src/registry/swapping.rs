@@ -101,7 +101,12 @@ impl Registry {
         }
         let deadline = Instant::now() + self.load_timeout();
         match self.replace(index, &added, deadline).await {
-            Ok(replaced) => self.retire(replaced).await,
+            Ok(replaced) => {
+                let model = self.rows()[index].card.name().to_owned();
+                let text = format!("{model} is served from another set: {}", added.key);
+                self.moved("model_swapped", &model, &text);
+                self.retire(replaced).await
+            }
             Err(error) => {
                 let AddedModel { key, .. } = added;
                 self.forget(key).await;

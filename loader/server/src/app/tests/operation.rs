@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use serde_json::json;
+use serde_json::{Value, json};
 use shardpack_chat::ChatModel;
 
 use super::{
     STOP, Scripted, ServerLimits, kjv,
     scripted::{Reply, Seen, Step, start, start_changed},
 };
-use crate::{ApiKeys, KeyFile, KeyLimits, Scope, Server};
+use crate::{
+    ApiKeys, KeyFile, KeyLimits, Scope, Server, ServerEvents, error::Shape, routes::ROUTES,
+};
 
 const BODY: &str = r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":5}"#;
 
@@ -61,6 +63,78 @@ fn keys_open_their_scopes_in_every_dialect() {
     assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
     let refused = check(&bearer("sp-wrong"), "POST", "/v1/messages", 401);
     assert_eq!(refused.json()["error"]["type"], "authentication_error");
+}
+
+#[test]
+fn a_read_only_key_watches_and_computes_nothing() {
+    let mut file = KeyFile::default();
+    let key = file.add("wall", BTreeSet::from([Scope::Metrics]), KeyLimits::default()).unwrap();
+    let server = start_server(vec![Step::Say("Jesus"), STOP], |server| {
+        server.with_keys(ApiKeys::new(file).unwrap())
+    });
+    let key = format!("authorization: Bearer {key}");
+    for path in ["/stats", "/events", "/metrics", "/health", "/v1/models", "/v1/models/kjv-4m"] {
+        let reply = ask(&server, &key, "GET", path);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+    }
+    let stats = ask(&server, &key, "GET", "/stats").json();
+    assert_eq!((&stats["may_compute"], &stats["may_manage"]), (&json!(false), &json!(false)));
+    assert_eq!(stats["keys"][0]["name"], "wall");
+    assert_eq!(ask(&server, &key, "GET", "/v1/nothing").status, 404);
+    let message = "the API key \"wall\" lacks the scope";
+    let mut refused = 0;
+    for route in ROUTES.iter().filter(|route| route.method != "GET") {
+        let reply = ask(&server, &key, route.method, &route.path.replace("{id}", "x"));
+        assert_eq!(reply.status, 403, "{} {}: {}", route.method, route.path, reply.body);
+        let error = &reply.json()["error"];
+        // Each dialect has the words where its clients look for them.
+        let text = if route.shape == Shape::Ollama { error } else { &error["message"] };
+        assert!(text.as_str().is_some_and(|it| it.starts_with(message)), "{}", reply.body);
+        if route.shape != Shape::Ollama {
+            assert_eq!(error["type"], "permission_error", "{}", reply.body);
+        }
+        refused += 1;
+    }
+    assert!(refused > 20, "{refused}");
+    assert!(server.seen.try_recv().is_err(), "the engine was asked");
+}
+
+#[test]
+fn events_are_told_to_those_whom_they_concern() {
+    let mut file = KeyFile::default();
+    let scopes = || BTreeSet::from([Scope::Infer]);
+    let own = file.add("own", scopes(), KeyLimits::default()).unwrap();
+    let other = file.add("other", scopes(), KeyLimits::default()).unwrap();
+    file.entry_mut("other").unwrap().models = Some(BTreeSet::from(["another".to_owned()]));
+    let wall = file.add("wall", BTreeSet::from([Scope::Metrics]), KeyLimits::default()).unwrap();
+    let events = ServerEvents::default();
+    let server = start_server(vec![STOP], |server| {
+        server.with_events(events.clone()).with_keys(ApiKeys::new(file).unwrap())
+    });
+    events.add("group_lost", Some("kjv-4m"), "rank 1 was lost", json!({"rank": 1}));
+    events.add("keys_reloaded", None, "keys.json read again", Value::Null);
+    let ask = |key: &str, path: &str| {
+        let reply = ask(&server, &format!("x-api-key: {key}"), "GET", path);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let found = reply.json();
+        assert_eq!(found["last"], 2);
+        found["events"].as_array().unwrap().clone()
+    };
+    let kinds = |events: &[Value]| events.iter().map(|event| event["kind"].clone()).collect();
+    let told = |key: &str| -> Vec<Value> { kinds(&ask(key, "/events")) };
+    assert_eq!(told(&own), ["group_lost"]);
+    assert_eq!(told(&other), [Value::Null; 0]);
+    assert_eq!(told(&wall), ["group_lost", "keys_reloaded"]);
+    let mut lost = ask(&own, "/events").remove(0);
+    assert!(lost["time"].take().as_str().unwrap().ends_with('Z'));
+    let expected = json!({
+        "number": 1, "time": null, "kind": "group_lost", "model": "kjv-4m",
+        "text": "rank 1 was lost", "fields": {"rank": 1},
+    });
+    assert_eq!(lost, expected);
+    assert_eq!(ask(&wall, "/events?since=1").len(), 1);
+    assert_eq!(ask(&wall, "/events?since=2").len(), 0);
+    assert_eq!(Reply::read(server.send_with("", "GET", "/stats", "")).status, 401);
 }
 
 #[test]
