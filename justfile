@@ -80,6 +80,10 @@ dist-test *folder:
 interop:
     tests/interop/run.sh
 
+# Lighthouse's scores of the web page, for a machine with nothing else to do; `just lighthouse 90` asks for less.
+lighthouse *least:
+    tests/lighthouse.sh {{least}}
+
 # Coding agents, agent libraries and other clients from PyPI and npm, each to the end of a tool loop
 # with scripted answers; `just clients codex` for one.
 clients *names:

@@ -8,8 +8,10 @@ axe-core, where npm gave it.
 
 import http.server
 import json
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -168,6 +170,42 @@ def carries_over(page, browser, url):
     other.context.close()
 
 
+def attaches(page):
+    """A text file goes with a message and into the export, another file is refused; a preset and the keys."""
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator(".empty")).to_be_visible()
+    text, other = screenshots / "notes.txt", screenshots / "picture.bin"
+    text.write_text("Four Macs stand here.")
+    other.write_bytes(b"\0\1\2")
+    for file in [other, text]:
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Attach text files").click()
+        chooser.value.set_files(file)
+        if file == other:
+            expect(page.get_by_role("alert")).to_contain_text("picture.bin: expected a text file")
+    expect(page.locator(".composer .chip")).to_have_text("notes.txt")
+    page.keyboard.press("Control+,")
+    page.get_by_label("Preset").select_option("precise")
+    expect(page.get_by_label("Temperature")).to_have_value("0.2")
+    page.keyboard.press("Control+,")
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page, "What is written there?")
+    body = request.value.post_data_json
+    assert body["messages"][-1]["content"] == "notes.txt:\n```\nFour Macs stand here.\n```\n\nWhat is written there?", body
+    assert (body["temperature"], body["top_p"]) == (0.2, 0.9), body
+    settled(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as Markdown").click()
+    file = screenshots / "chat.md"
+    download.value.save_as(file)
+    told = file.read_text()
+    for part in ["## user", "Four Macs stand here.", "What is written there?", "## assistant", "Hello <b>there</b>, reader."]:
+        assert part in told, (part, told)
+    page.keyboard.press("Control+/")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    page.keyboard.press("Escape")
+
+
 # Frames of the next seconds while an answer comes: the mean and the longest pause.
 FRAMES = """() => { window.frames_ = []; const next = at => { frames_.push(at); requestAnimationFrame(next); }; requestAnimationFrame(next); }"""
 
@@ -227,15 +265,21 @@ def is_accessible(browser, url):
             page.goto(url)
             ask(page, "show all")
             settled(page)
-            for panel in [None, "Settings", "Models", "Cluster"]:
-                if panel:
-                    page.get_by_role("button", name=panel, exact=True).first.click()
+            for panel in [None, "Settings", "Models", "Cluster", "Playground"]:
+                if panel == "Playground":
+                    page.get_by_role("button", name=panel).click()
+                    page.get_by_label("Prompt", exact=True).fill("show all")
+                    page.get_by_role("button", name="Run", exact=True).click()
+                    expect(page.locator(".tokens span").first).to_be_visible(timeout=15000)
+                elif panel:
+                    # The models' button names the model too.
+                    page.get_by_role("button", name="Models: m" if panel == "Models" else panel, exact=True).first.click()
                     expect(page.locator(".side .panel > *").first).to_be_visible(timeout=15000)
                 page.evaluate(axe)
                 found = page.evaluate("axe.run().then(it => it.violations)")
                 serious = [(it["id"], it["nodes"][0]["html"]) for it in found if it["impact"] in ("serious", "critical")]
                 assert not serious, (scheme, width, panel, serious)
-                if panel:
+                if panel and panel != "Playground":
                     page.locator(".side > header button").click()
             context.close()
     print("page: axe-core finds no serious fault")
@@ -254,7 +298,7 @@ def paints_soon_and_once(browser, url):
         expect(page.locator("#state")).to_have_text("ready")
         paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime"))
     paint = min(paints)
-    extra = [it for it in asked if not it.startswith(("stats", "props", "v1/models", "data:")) and it]
+    extra = [it for it in asked if not it.startswith(("stats", "events", "props", "v1/models", "data:")) and it]
     assert not extra, extra
     with urllib.request.urlopen(urllib.request.Request(url, headers={"accept-encoding": "gzip"})) as reply:
         size, tag = len(reply.read()), reply.headers["etag"]
@@ -287,6 +331,131 @@ def shows_ranks(browser, set_):
     finally:
         process.terminate()
         process.wait(30)
+
+
+def ranks_of(process):
+    """Process ids of a server's ranks, in the order in which they were started."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
+    lines = [line.split() for line in listed.splitlines()]
+    return sorted(int(line[0]) for line in lines if line[1] == str(process.pid) and "text-worker" not in line)
+
+
+def serving(*arguments):
+    """A server with these arguments, and the address of its page."""
+    process = subprocess.Popen([*map(str, [shardpack, "serve", *arguments, "--listen", "127.0.0.1:0", "--json"])], stdout=subprocess.PIPE, text=True)
+    return process, json.loads(process.stdout.readline())["url"].removesuffix("v1")
+
+
+def survives_a_lost_rank(browser, set_):
+    """A rank killed in the middle of an answer: the page says what was lost and that it is back, and the
+    answer is the one of an undisturbed run."""
+    process, url = serving(set_, "--threads", "1")
+    try:
+        # Long enough to be lost in the middle of.
+        schema = {"type": "object", "properties": {"verses": {"type": "array", "minItems": 300, "items": {"type": "boolean"}}}, "required": ["verses"], "additionalProperties": False}
+        body = {"messages": [{"role": "user", "content": "John 3:16"}], "temperature": 0, "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+        asked = urllib.request.Request(url + "v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+        undisturbed = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(url)
+        expect(page.locator("#state")).to_have_text("ready")
+        configure(page, "Answer schema (JSON)", json.dumps(schema))
+        configure(page, "Temperature", "0")
+        page.get_by_role("button", name="Cluster", exact=True).first.click()
+        ask(page, "John 3:16")
+        expect(answer(page).locator(".answer")).to_contain_text("verses")
+        ranks = ranks_of(process)
+        assert len(ranks) == 2, ranks
+        os.kill(ranks[1], signal.SIGKILL)
+        assert answer(page).get_attribute("aria-busy") == "true", "the answer had ended before the rank was killed"
+        expect(page.locator(".banner")).to_contain_text("rank", timeout=60000)
+        told = answer(page).locator(".lost li")
+        expect(told.first).to_contain_text("rank 1 was lost", timeout=60000)
+        expect(told.last).to_contain_text("2 ranks serve again", timeout=60000)
+        settled(page)
+        shown = answer(page).locator(".answer").text_content()
+        assert "".join(shown.split()) == "".join(undisturbed.split()), (shown[-200:], undisturbed[-200:])
+        assert ranks_of(process)[0] == ranks[0] and ranks_of(process)[1] != ranks[1], "rank 1 has a new process"
+        for kind in ["Rank lost", "Ranks serve"]:
+            expect(page.locator(".events b", has_text=kind).first).to_be_visible()
+        expect(page.locator("#state")).to_have_text("ready")
+        expect(page.locator(".map .lost")).to_have_count(0)
+        fits(page, "lost-rank")
+        page.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+    print("page: a rank killed in the middle of an answer is shown, and the answer goes on to its end")
+
+
+def plays(browser, folder, set_):
+    """One prompt for two models side by side: the text that each reads, and the odds of every token."""
+    eight = folder / "eight"
+    convert = [shardpack, "convert", data / "kjv-4m", "--output", eight, "--bits", "8"]
+    subprocess.run([*map(str, convert)], check=True, capture_output=True)
+    process, url = serving(set_, eight)
+    try:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(url)
+        page.get_by_role("button", name="Playground").click()
+        page.get_by_role("button", name="Compare with another").click()
+        expect(page.locator(".pane")).to_have_count(2)
+        page.get_by_label("Prompt", exact=True).fill("John 11:35")
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_role("button", name="Run", exact=True).click()
+        for at, model in enumerate([set_.name, eight.name]):
+            pane = page.locator(".pane").nth(at)
+            expect(pane.get_by_label("Model", exact=True)).to_have_value(model)
+            expect(pane.locator("pre.raw")).to_have_text("<|im_start|>user\nJohn 11:35<|im_end|>\n<|im_start|>assistant\n")
+            expect(pane.locator(".tokens")).to_contain_text("Jesus wept.", timeout=60000)
+            pane.locator(".tokens span").first.hover()
+            expect(pane.locator(".odds tr")).to_have_count(5)
+            chosen = pane.locator(".odds .chosen td").last.text_content()
+            assert 50 < float(chosen.removesuffix(" %")) <= 100, chosen
+            pane.locator(".tokens").press("ArrowRight")
+            expect(pane.locator(".tokens span").nth(1)).to_have_class("p0 at")
+        page.get_by_label("Raw text").check()
+        page.get_by_label("Prompt", exact=True).fill("In the beginning")
+        page.get_by_label("Prompt", exact=True).press("Control+Enter")
+        expect(page.locator(".pane pre.raw").first).to_have_text("In the beginning")
+        expect(page.locator(".pane .tokens").first).to_be_visible(timeout=60000)
+        expect(page.get_by_role("button", name="Run", exact=True)).to_be_visible(timeout=60000)
+        expect(page.locator(".pane .error")).to_have_count(0)
+        for name, (width, height) in {"desk": (1440, 900), "tablet": (768, 1024), "phone": (320, 640)}.items():
+            page.set_viewport_size({"width": width, "height": height})
+            fits(page, f"playground-{name}")
+        page.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+    print("page: two models answer one prompt side by side, with the odds of every token")
+
+
+def watches(browser, folder, set_):
+    """A read-only key sees the cluster and nothing that computes."""
+    keys = folder / "keys.json"
+    make = [shardpack, "keys", keys, "add", "wall", "--read-only"]
+    key = subprocess.run([*map(str, make)], check=True, capture_output=True, text=True).stdout.strip()
+    process, url = serving(set_, "--keys", keys)
+    try:
+        page = browser.new_page(viewport={"width": 768, "height": 1024})
+        asked = []
+        page.on("request", lambda request: request.method == "POST" and asked.append(request.url))
+        page.goto(url)
+        page.get_by_label("API key", exact=True).fill(key)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.locator(".watch .node")).to_have_count(2)
+        expect(page.locator(".watch .memory")).not_to_have_count(0, timeout=20000)
+        expect(page.locator(".events b", has_text="Ranks serve")).to_be_visible()
+        expect(page.get_by_label("Message", exact=True)).to_have_count(0)
+        expect(page.get_by_role("button", name="Settings")).to_have_count(0)
+        assert not asked, asked
+        fits(page, "read-only")
+        page.close()
+    finally:
+        process.terminate()
+        process.wait(30)
+    print("page: a read-only key sees the cluster alone")
 
 
 # What a page of a stranger's tries on a server on the reader's machine.
@@ -402,12 +571,17 @@ def main():
                     converse(page, name)
                     if name != "tablet":
                         carries_over(page, browser, url)
+                    if name == "desk":
+                        attaches(page)
                     assert not faults, faults
                 paints_soon_and_once(browser, url)
                 meets_hostile_output(browser, folder)
                 if axe:
                     is_accessible(browser, url)
                 shows_ranks(browser, set_)
+                survives_a_lost_rank(browser, set_)
+                plays(browser, folder, set_)
+                watches(browser, folder, set_)
                 browser.close()
                 strangers_are_kept_out(playwright, url)
         finally:
@@ -416,4 +590,5 @@ def main():
     print("page: talks, calls and fails as it should, on a desk, a tablet and a phone")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -52,7 +52,7 @@ page() (
         # The committed page is what its sources give.
         rm -rf target/interop-web
         mkdir -p target/interop-web/built
-        cp -r loader/server/web/src loader/server/web/*.json loader/server/web/build.mjs target/interop-web/
+        cp -r loader/server/web/src loader/server/web/*.json loader/server/web/*.mjs target/interop-web/
         if (cd target/interop-web && npm ci --no-audit --no-fund) >target/interop-web/npm.log 2>&1; then
             (cd target/interop-web && npm run --silent check && node build.mjs built)
             cmp target/interop-web/built/page.policy loader/server/src/page.policy

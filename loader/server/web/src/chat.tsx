@@ -1,8 +1,8 @@
 // One conversation: its messages and where the next is written.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { Markdown } from "./markdown";
+import { Markdown } from "./lazy";
 import { Button, Copy, Icon, pick, seconds } from "./parts";
-import { changed, fault, giveResult, isRunning, keep, retry, say, state, stop, useStore } from "./state";
+import { changed, fault, giveResult, isRunning, keep, news, retry, say, state, stop, useStore } from "./state";
 import { children, descend, path, prune, type Call, type Chat, type Message } from "./store";
 import { t } from "./strings";
 
@@ -49,7 +49,7 @@ function Turn({ chat, message, last, results }: { chat: Chat; message: Message; 
         {live && !message.content && !message.reasoning && !message.calls && <p class="wait">{state.stats?.state === "recovering" ? t.recovering : t.waiting}</p>}
         <div class="answer"><Markdown source={message.content} live={live} /></div>
         {message.calls?.map((call) => <CallCard key={call.id} chat={chat} call={call} result={results.find((it) => it.callId === call.id)} ready={!live && !message.error && !busy} />)}
-        {message.error && <p class="error" role="alert">{message.error}</p>}{message.note && <p class="note">{message.note}</p>}
+        {message.error && <p class="error" role="alert">{message.error}</p>}{message.note && <p class="note">{message.note}</p>}{message.lost && <ul class="lost" aria-label={t.lostDuring}>{message.lost.map((text) => <li>{text}</li>)}</ul>}
         {!live && <footer><Branches chat={chat} message={message} /><Copy text={() => message.content} /><Button icon="retry" label={t.retry} onClick={() => retry(chat, message)} disabled={busy} /><Button icon="trash" label={t.remove} onClick={() => { prune(chat, message.id); keep(chat); }} disabled={busy} /><small class={"facts" + (last ? " last" : "")}>{facts(message)}</small></footer>}</article>;
 }
 function Composer({ chat }: { chat: Chat }) {
@@ -68,7 +68,7 @@ function Composer({ chat }: { chat: Chat }) {
         setProblem("");
         for (const file of chosen) {
             const content = file.size > FILE_BYTES_MAX ? null : await file.text();
-            if (content === null || content.includes("\0")) setProblem(`${file.name}: expected a text file of at most 4 MiB`);
+            if (content === null || content.includes("\0")) setProblem(t.notText(file.name));
             else setFiles((before) => [...before, { name: file.name, text: content }]);
         }
     };
@@ -81,12 +81,12 @@ function Composer({ chat }: { chat: Chat }) {
 }
 export function ChatView() {
     const { chat, stats, offline, stored } = useStore(), log = useRef<HTMLDivElement>(null), follows = useRef(true);
-    const messages = path(chat), shown = messages.filter((it) => it.role !== "tool");
+    const messages = path(chat), lately = news(), shown = messages.filter((it) => it.role !== "tool");
     useLayoutEffect(() => { if (follows.current && log.current) log.current.scrollTop = 1e9; });
     useEffect(() => { follows.current = true; changed(); }, [chat.id, messages.length]);
     return <main class="chat"><div class="log" ref={log} tabIndex={0} role="log" aria-label={t.chats} aria-live="off" onScroll={() => { const it = log.current!; follows.current = it.scrollHeight - it.scrollTop - it.clientHeight < 80; }}>
         {shown.length > 0 && <h1 class="hidden">{chat.title}</h1>}{shown.length === 0 && <div class="empty"><h1>{t.empty}</h1><p>{t.emptyHint}</p></div>}
         {shown.map((it, at) => <Turn key={it.id} chat={chat} message={it} last={at === shown.length - 1} results={messages.slice(messages.indexOf(it))} />)}</div>
-        {offline ? <p class="banner bad" role="alert">{t.offline}</p> : stats?.state === "recovering" ? <p class="banner" role="status">{t.recovering} {stats.reason}</p> : stats?.reason ? <p class="banner bad" role="status">{t.states[stats.state] ?? stats.state}: {stats.reason}</p> : !stored && <p class="banner" role="status">{t.storage}</p>}
+        {offline ? <p class="banner bad" role="alert">{t.offline}</p> : stats?.state === "recovering" ? <p class="banner" role="status">{t.recovering} {stats.reason}</p> : lately ? <p class={"banner" + (lately.kind === "group_failed" ? " bad" : "")} role="status">{t.eventKinds[lately.kind]}: {lately.text}</p> : stats?.reason ? <p class="banner bad" role="status">{t.states[stats.state] ?? stats.state}: {stats.reason}</p> : !stored && <p class="banner" role="status">{t.storage}</p>}
         <Composer chat={chat} /></main>;
 }

@@ -4,7 +4,9 @@ import { useEffect, useState } from "preact/hooks";
 import { setKey } from "./api";
 import { ChatView } from "./chat";
 import { Button, Dialog, download, Icon, pick } from "./parts";
-import { ClusterPanel, ModelsPanel, SettingsPanel } from "./side";
+import { ClusterPanel } from "./cluster";
+import { Playground } from "./playground";
+import { ModelsPanel, SettingsPanel } from "./side";
 import { begin, drop, fresh, isRunning, keep, open, poll, state, stop, useStore } from "./state";
 import { parseChats, toMarkdown } from "./store";
 import { t } from "./strings";
@@ -34,7 +36,7 @@ function KeyDialog() {
 }
 function Page() {
     const { stats, offline, needsKey, chat, models } = useStore();
-    const [panel, setPanel] = useState<Panel>(null), [drawer, setDrawer] = useState(false), [help, setHelp] = useState(false), [theme, setTheme] = useState(recall("theme") ?? "");
+    const [view, setView] = useState<"chat" | "play">("chat"), [panel, setPanel] = useState<Panel>(null), [drawer, setDrawer] = useState(false), [help, setHelp] = useState(false), [theme, setTheme] = useState(recall("theme") ?? "");
     useEffect(() => { if (theme) { document.documentElement.dataset.theme = theme; remember("theme", theme); } }, [theme]);
     useEffect(() => {
         const press = (event: KeyboardEvent) => {
@@ -46,12 +48,14 @@ function Page() {
         addEventListener("keydown", press); return () => removeEventListener("keydown", press);
     }, []);
     const now = offline ? "offline" : stats?.state ?? "", toggle = (name: Panel) => setPanel(panel === name ? null : name);
+    const shownModel = chat.settings.model ?? models[0]?.id ?? stats?.model ?? t.product;
+    const watches = stats?.may_compute === false;
     const dark = () => theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    return <div class={"page" + (panel ? " has-panel" : "") + (drawer ? " has-drawer" : "")}>
-        <header class="top"><Button icon="menu" label={t.menu} kind="only-small" onClick={() => setDrawer(!drawer)} /><button type="button" class="model-name" onClick={() => toggle("models")} aria-label={t.models}><b id="model">{chat.settings.model ?? models[0]?.id ?? stats?.model ?? t.product}</b></button><span id="state" class={"state " + now}>{t.states[now] ?? now}</span><span class="grow" />
-            <span class="rate" title={t.rate}>{stats ? stats.tokens_per_second.toFixed(1) + " tok/s" : ""}</span><Button icon="chart" label={t.cluster} kind={panel === "cluster" ? "on" : ""} onClick={() => toggle("cluster")} /><Button icon="gear" label={t.settings} kind={panel === "settings" ? "on" : ""} onClick={() => toggle("settings")} /><Button icon="keys" label={t.keys} kind="not-small" onClick={() => setHelp(true)} /><Button icon="moon" label={t.theme} onClick={() => setTheme(dark() ? "light" : "dark")} /></header>
-        <Chats onPick={() => setDrawer(false)} />{drawer && <div class="shade" onClick={() => setDrawer(false)} />}<ChatView />
-        {panel && <aside class="side" aria-label={t[panel]}><header><h2>{t[panel]}</h2><Button icon="close" label={t.close} onClick={() => setPanel(null)} /></header>{panel === "settings" ? <SettingsPanel /> : panel === "models" ? <ModelsPanel /> : <ClusterPanel />}</aside>}
+    return <div class={"page" + (watches ? " watching" : panel ? " has-panel" : "") + (drawer ? " has-drawer" : "")}>
+        <header class="top">{!watches && <Button icon="menu" label={t.menu} kind="only-small" onClick={() => setDrawer(!drawer)} />}<button type="button" class="model-name" onClick={() => toggle("models")} aria-label={`${t.models}: ${shownModel}`}><b id="model">{shownModel}</b></button><span id="state" class={"state " + now}>{t.states[now] ?? now}</span><span class="grow" />
+            <span class="rate" title={t.rate}>{stats ? t.rateNow(stats.tokens_per_second.toFixed(1)) : ""}</span>{watches ? <span class="state">{t.readOnly}</span> : <><Button icon="flask" label={view === "chat" ? t.playground : t.chatView} kind={view === "play" ? "on" : ""} onClick={() => setView(view === "chat" ? "play" : "chat")} /><Button icon="chart" label={t.cluster} kind={panel === "cluster" ? "on" : ""} onClick={() => toggle("cluster")} /><Button icon="gear" label={t.settings} kind={panel === "settings" ? "on" : ""} onClick={() => toggle("settings")} /><Button icon="keys" label={t.keys} kind="not-small" onClick={() => setHelp(true)} /></>}<Button icon="moon" label={t.theme} onClick={() => setTheme(dark() ? "light" : "dark")} /></header>
+        {watches ? <main class="watch"><h1 class="hidden">{t.cluster}</h1><ClusterPanel /></main> : <><Chats onPick={() => { setDrawer(false); setView("chat"); }} />{drawer && <div class="shade" onClick={() => setDrawer(false)} />}{view === "chat" ? <ChatView /> : <Playground />}</>}
+        {panel && !watches && <aside class="side" aria-label={t[panel]}><header><h2>{t[panel]}</h2><Button icon="close" label={t.close} onClick={() => setPanel(null)} /></header>{panel === "settings" ? <SettingsPanel /> : panel === "models" ? <ModelsPanel /> : <ClusterPanel />}</aside>}
         {help && <Dialog title={t.keys} onClose={() => setHelp(false)}><dl class="shortcuts">{t.shortcuts.map(([press, what]) => <div><dt><kbd>{press}</kbd></dt><dd>{what}</dd></div>)}</dl></Dialog>}{needsKey && <KeyDialog />}</div>;
 }
 document.getElementById("app")!.textContent = "";

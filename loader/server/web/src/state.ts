@@ -6,9 +6,11 @@ import type { Chat, Message } from "./store";
 import { t } from "./strings";
 
 export type Sample = { at: number; rate: number; queue: number; running: number; step: number };
+/** Something that happened to the server or a model, as `/events` tells it. */
+export type Happening = { number: number; time: string; kind: string; model: string | null; text: string; fields: any };
 export const state = {
     chats: [] as Chat[], chat: store.newChat(), stats: null as any, props: null as any, models: [] as any[], offline: false,
-    samples: [] as Sample[], needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
+    samples: [] as Sample[], events: [] as Happening[], lastEvent: -1, news: null as { it: Happening; at: number } | null, needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
 };
 const listeners = new Set<() => void>();
 let frame = 0;
@@ -63,8 +65,9 @@ export async function poll() {
         const steps = (state.stats.nodes ?? []).map((node: any) => node.step_ms ?? 0);
         state.samples.push({ at: Date.now(), rate: state.stats.tokens_per_second, queue: state.stats.requests.waiting, running: state.stats.requests.running, step: Math.max(0, ...steps) });
         if (state.samples.length > 3600) state.samples.shift();
+        await follow(state.stats.last_event);
         const asked = state.chat.settings.model;
-        if (!state.props || state.props.asked !== asked) {
+        if (mayCompute() && (!state.props || state.props.asked !== asked)) {
             const query = asked && state.stats.models?.length > 1 ? "?model=" + encodeURIComponent(asked) : "";
             state.props = { asked, ...(await get("props" + query).catch(() => null)) };
         }
@@ -73,6 +76,33 @@ export async function poll() {
     polling = false;
     changed();
 }
+/** Whether the key may ask the model something; a read-only key may not. */
+export const mayCompute = () => state.stats?.may_compute !== false;
+const ABOUT_GROUPS = ["group_lost", "group_formed", "group_failed"], NEWS_MS = 15_000, EVENTS_MOST = 500;
+/** Fetches what has happened since the last look; what concerns running answers is noted with them. */
+async function follow(last: number | undefined) {
+    if (last === undefined || last === state.lastEvent) return;
+    // A server that was started again counts from 1 again.
+    const isFirst = state.lastEvent < 0, since = isFirst || last < state.lastEvent ? 0 : state.lastEvent;
+    if (!since) state.events = [];
+    const told = await get("events?since=" + since);
+    state.lastEvent = told.last;
+    state.events = [...state.events, ...told.events].slice(-EVENTS_MOST);
+    if (isFirst) return;
+    for (const it of told.events as Happening[]) {
+        if (!ABOUT_GROUPS.includes(it.kind)) continue;
+        state.news = { it, at: Date.now() };
+        for (const [message, model] of answering) if (model === undefined || model === it.model) (message.lost ??= []).push(it.text);
+    }
+}
+/** What happened to a group just now; nothing once that is some time ago. */
+export const news = () => state.news && Date.now() - state.news.at < NEWS_MS ? state.news.it : null;
+/** The ranks of a model that are gone and not back yet. */
+export function lostRanks(model: string): Set<number> {
+    const last = state.events.findLast((it) => it.model === model && ABOUT_GROUPS.includes(it.kind));
+    return new Set(last?.kind === "group_lost" && typeof last.fields?.rank === "number" ? [last.fields.rank] : []);
+}
+export const eventTime = (it: Happening) => { const at = new Date(it.time); return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString(); };
 async function refreshModels() {
     const list = (await get("v1/models")).data as any[];
     state.models = await Promise.all(list.slice(0, 32).map((it) => get("v1/models/" + it.id).catch(() => it)));
@@ -84,11 +114,18 @@ export async function manage(id: string, what: "load" | "unload") {
     await refreshModels().catch(() => {});
     changed();
 }
+export const chars = (text: string) => text ? t.characters(text.length) : "";
+/** An error, and what to do about it. */
+export function explained(error: Error): string {
+    if (error instanceof TypeError) return t.broken;
+    const next = error instanceof Refused ? t.doNext[error.status] : undefined;
+    return next ? `${error.message}. ${next}` : error.message;
+}
 /** What of the settings is not usable, in words; nothing if all is well. */
 export function fault({ tools, schema }: store.Settings): string {
     for (const [what, text, isArray] of [[t.tools, tools, true], [t.schema, schema, false]] as const) {
         if (!text.trim()) continue;
-        try { const value = JSON.parse(text); if (Array.isArray(value) !== isArray || typeof value !== "object" || !value) return t.mustBe(what, isArray ? "an array of definitions" : "an object"); }
+        try { const value = JSON.parse(text); if (Array.isArray(value) !== isArray || typeof value !== "object" || !value) return t.mustBe(what, isArray ? t.anArray : t.anObject); }
         catch (error) { return t.notJson(what, (error as Error).message); }
     }
     return "";
@@ -122,11 +159,15 @@ export function giveResult(chat: Chat, call: string, content: string) {
     const given = messages.slice(messages.indexOf(asked) + 1).map((it) => it.callId);
     if (asked.calls!.every((it) => given.includes(it.id))) answer(chat);
 }
+/** Answers that are being written, or were until a look ago, and the model that was asked. */
+const answering = new Map<Message, string | undefined>();
+const LOOK_MS = 2000;
 async function answer(chat: Chat) {
     if (running.has(chat.id)) return;
     const body = request(chat), control = new AbortController(), begun = performance.now();
     const message = store.add(chat, { parent: chat.leaf, role: "assistant", content: "", running: true });
     running.set(chat.id, control);
+    answering.set(message, chat.settings.model);
     keep(chat);
     const saving = setInterval(() => keep(chat), 2000);
     let thoughtSince = 0;
@@ -149,14 +190,15 @@ async function answer(chat: Chat) {
             changed();
         }
     } catch (error) {
-        const { name, message: text } = error as Error;
-        if (name === "AbortError") message.note = t.stopped;
-        else message.error = error instanceof TypeError ? t.broken : text;
+        if ((error as Error).name === "AbortError") message.note = t.stopped;
+        else message.error = explained(error as Error);
     }
     if (thoughtSince) message.reasoningMs ??= performance.now() - thoughtSince;
     message.ms = performance.now() - begun;
     message.running = false;
     clearInterval(saving);
     running.delete(chat.id);
+    // What happened in its last moments is told by the next look.
+    setTimeout(() => { answering.delete(message); keep(chat); }, LOOK_MS);
     keep(chat);
 }

@@ -3,7 +3,7 @@ export type Call = { id: string; type: "function"; function: { name: string; arg
 export type Usage = { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens?: number } };
 export type Message = {
     id: string; parent: string | null; role: "user" | "assistant" | "tool"; content: string; reasoning?: string; reasoningMs?: number;
-    calls?: Call[]; callId?: string; files?: { name: string; text: string }[]; usage?: Usage; ms?: number; firstMs?: number; error?: string; note?: string; running?: boolean;
+    calls?: Call[]; callId?: string; files?: { name: string; text: string }[]; usage?: Usage; ms?: number; firstMs?: number; error?: string; note?: string; lost?: string[]; running?: boolean;
 };
 export type Settings = { system: string; tools: string; schema: string; sampling: Partial<Record<"temperature" | "top_p" | "top_k" | "min_p" | "max_tokens" | "seed", number>>; model?: string };
 export type Chat = { id: string; title: string; updated: number; messages: Record<string, Message>; leaf: string | null; settings: Settings };
@@ -57,6 +57,10 @@ export const readAll = () => run<Chat[]>("readonly", (store) => store.getAll());
 export const write = (chat: Chat) => run("readwrite", (store) => store.put(JSON.parse(JSON.stringify(chat))));
 export const erase = (id: string) => run("readwrite", (store) => store.delete(id));
 
+function usageOf(from: any): Usage | undefined {
+    const [prompt_tokens, completion_tokens, cached_tokens] = [from?.prompt_tokens, from?.completion_tokens, from?.prompt_tokens_details?.cached_tokens].map(Number);
+    return prompt_tokens >= 0 && completion_tokens >= 0 ? { prompt_tokens, completion_tokens, prompt_tokens_details: { cached_tokens: cached_tokens || 0 } } : undefined;
+}
 /** Chats of an exported file. What is not a chat is refused: this comes from outside. */
 export function parseChats(text: string): Chat[] {
     const file = JSON.parse(text);
@@ -72,7 +76,7 @@ export function parseChats(text: string): Chat[] {
             const calls = Array.isArray(it.calls) ? it.calls.map((call: any) => ({ id: string(call?.id), type: "function" as const, function: { name: string(call?.function?.name), arguments: string(call?.function?.arguments) } })) : undefined;
             const files = Array.isArray(it.files) ? it.files.map((one: any) => ({ name: string(one?.name), text: string(one?.text) })) : undefined;
             chat.messages[it.id] = { id: it.id, parent: typeof it.parent === "string" ? it.parent : null, role: it.role, content: string(it.content), calls, files,
-                reasoning: string(it.reasoning) || undefined, reasoningMs: Number(it.reasoningMs) || undefined, callId: string(it.callId) || undefined };
+                reasoning: string(it.reasoning) || undefined, reasoningMs: Number(it.reasoningMs) || undefined, callId: string(it.callId) || undefined, ms: Number(it.ms) || undefined, firstMs: Number(it.firstMs) || undefined, note: string(it.note) || undefined, usage: usageOf(it.usage) };
         }
         // A parent must exist and no message may be its own ancestor.
         for (const it of Object.values(chat.messages)) {
@@ -88,5 +92,6 @@ export function parseChats(text: string): Chat[] {
 }
 export const toMarkdown = (chat: Chat) => `# ${chat.title}\n\n` + path(chat).map((it) => {
     const calls = (it.calls ?? []).map((call) => "```json\n" + call.function.name + "(" + call.function.arguments + ")\n```").join("\n\n");
-    return `## ${it.role}\n\n${[it.content, calls].filter(Boolean).join("\n\n")}\n`;
+    const files = (it.files ?? []).map((file) => `${file.name}:\n\`\`\`\n${file.text}\n\`\`\``).join("\n\n");
+    return `## ${it.role}\n\n${[files, it.content, calls].filter(Boolean).join("\n\n")}\n`;
 }).join("\n");
