@@ -53,6 +53,9 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 });
 const clean = (html: string) => DOMPurify.sanitize(html, { USE_PROFILES: { html: true, mathMl: true }, FORBID_ATTR: ["style", "id", "name"], FORBID_TAGS: ["style", "form", "input", "img", "svg"] });
 
+/** Renders a text that has some of everything. */
+export const rehearse = () => clean(md.render("# a\n\n1. **b** `c` [d](https://e)\n\n> f <g>\n\n| h |\n|---|\n| $i$ |\n\n```rust\nlet j = 1;\n```\n"));
+
 type Block = { kind: "text" | "code"; text: string; language: string; open: boolean };
 /** Blocks of a text: fences at the margin, and what blank lines divide. */
 export function blocks(source: string): Block[] {
