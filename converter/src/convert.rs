@@ -24,6 +24,7 @@ use std::{
 
 use rayon::prelude::*;
 use serde::Serialize;
+use shardpack_formats::Rounding;
 use shardpack_manifests::{Digest, PackageSet, canonical, signature::SignError};
 
 use crate::{
@@ -104,6 +105,8 @@ impl ConvertError {
             Self::Moments(error) | Self::Plan(PlanError::Moments(error)) => error.is_wrong(),
             Self::Plan(
                 PlanError::Option { .. }
+                | PlanError::NoStats
+                | PlanError::UnusedStats(_)
                 | PlanError::Stages { .. }
                 | PlanError::Recipe(_)
                 | PlanError::Threshold(_),
@@ -202,6 +205,9 @@ pub(crate) struct Finished {
 /// was killed, or ended for want of space, is taken up where it was.
 pub fn convert(source: &Source, plan: &Plan, observe: Observer) -> Result<Converted, ConvertError> {
     let started = Instant::now();
+    if plan.options.rounding == Rounding::Gptq.name() && plan.options.stats.is_none() {
+        return Err(PlanError::NoStats.into());
+    }
     let staging = Staging::begin(&plan.options.output)?;
     let result = fill(source, plan, &staging, observe, started);
     let (set, report, run) = match result {

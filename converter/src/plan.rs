@@ -115,6 +115,16 @@ pub enum PlanError {
     /// What `calibrate` has measured cannot be used.
     #[error("--stats")]
     Moments(#[from] MomentsError),
+    /// Rounding with error feedback, and nothing that says of what.
+    #[error(
+        "--rounding gptq needs --stats or --calibrate: it rounds by what matrices read, which `shardpack calibrate` measures"
+    )]
+    NoStats,
+    /// Statistics that the rounding does not read.
+    #[error(
+        "--stats is for --rounding gptq, and the rounding is {0}; add --rounding gptq, or leave --stats away"
+    )]
+    UnusedStats(String),
     /// `tie_word_embeddings` is set, but there is a head with other values.
     #[error(
         "the config says tie_word_embeddings, but {head:?} differs from the embedding; set \"tie_word_embeddings\": false in config.json to keep both"

@@ -7,7 +7,8 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_converter::{ConvertError, Plan, PlanError, RankMemory};
+use shardpack_converter::{ConvertError, ConvertOptions, Plan, PlanError, RankMemory};
+use shardpack_formats::Rounding;
 use shardpack_manifests::{Layout, manifest::MatrixFormat};
 
 use super::{Outcome, convert, rules};
@@ -20,7 +21,10 @@ use crate::{
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
-    let options = convert::format_options(PathBuf::new(), &args.format)?;
+    let options = ConvertOptions {
+        stats: args.stats.clone(),
+        ..convert::format_options(PathBuf::new(), &args.format)?
+    };
     let source = source::open(&Input::of(&args.source, Keep::Headers), Path::new(""))?;
     let plan = match Plan::new(&source, options) {
         Ok(plan) => plan,
@@ -30,6 +34,9 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
             return Err(if error.is_wrong() { Failure::wrong(error) } else { error.into() });
         }
     };
+    if args.format.rounding == Rounding::Gptq.name() && args.stats.is_none() {
+        say("note: `convert --rounding gptq` needs --stats or --calibrate; sizes are the same");
+    }
     if let Some(path) = &args.scaffold_rules {
         say(&format!("note: {} is not written: this model has rules already", path.display()));
     }

@@ -118,7 +118,16 @@ fn statistics_that_do_not_fit_are_refused() {
     };
     check(2, &["--rounding", "gptq"], "needs --stats or --calibrate");
     let stats = calibrate(&folder.path().join("stats"), &[]);
-    check(2, &["--stats", path(&stats)], "which no other rounding reads");
+    // What a plan says needs none; given ones are checked.
+    let planned = |options: &[&str]| run(&[&["plan", path(&source)][..], options].concat());
+    let gptq = ["--rounding", "gptq"];
+    let said = planned(&gptq);
+    assert!(said.status.success() && text(&said.stderr).contains("needs --stats or --calibrate"));
+    let with_stats = planned(&[&gptq[..], &["--stats", path(&stats)]].concat());
+    assert!(with_stats.status.success() && with_stats.stderr.is_empty());
+    assert_eq!(with_stats.stdout, said.stdout);
+    assert_eq!(planned(&["--stats", path(&stats)]).status.code(), Some(2));
+    check(2, &["--stats", path(&stats)], "the rounding is refined; add --rounding gptq");
     let with = |folder: &Path, code: i32, expected: &str| {
         check(code, &["--rounding", "gptq", "--stats", path(folder)], expected);
     };

@@ -218,16 +218,9 @@ impl Choice {
                 "refined, gptq, mlx-cpu and mlx-metal are",
             );
         };
-        if (rounding == Rounding::Gptq) != options.stats.is_some() {
-            let (option, value) = match &options.stats {
-                None => ("--rounding", "gptq".to_owned()),
-                Some(folder) => ("--stats", folder.display().to_string()),
-            };
-            return refuse(
-                option,
-                &value,
-                "--rounding gptq needs --stats or --calibrate, which no other rounding reads; give both or neither is",
-            );
+        // Whether gptq has statistics is asked when weights are rounded: a plan needs none.
+        if rounding != Rounding::Gptq && options.stats.is_some() {
+            return Err(PlanError::UnusedStats(options.rounding.clone()));
         }
         let dtype = match &options.dtype {
             None => None,

@@ -37,6 +37,9 @@ pub enum Cause {
     /// Its memory is limited.
     #[error("ran out of memory")]
     Memory,
+    /// A length that no memory holds, such as a text repeated too often.
+    #[error("asked for more memory at once than a program can have")]
+    Capacity,
     /// Its stack is limited.
     #[error("overflowed its stack")]
     Stack,
@@ -98,6 +101,6 @@ impl SandboxError {
     /// Whether it took more than it may.
     #[must_use]
     pub const fn is_expense(&self) -> bool {
-        matches!(self, Self::Died { cause: Cause::Memory | Cause::Time(_), .. })
+        matches!(self, Self::Died { cause: Cause::Memory | Cause::Capacity | Cause::Time(_), .. })
     }
 }

@@ -201,8 +201,16 @@ impl Process {
 /// The cause in a process's exit status and what the standard library wrote before it ended it.
 fn cause_of(status: Option<ExitStatus>, words: &str) -> Cause {
     let signal = status.and_then(|status| status.signal());
-    if words.contains("memory allocation of") || words.contains("capacity overflow") {
+    // Whole lines, as the standard library writes them: an error message may quote a prompt.
+    let mut lines = words.lines();
+    let is_failed =
+        |line: &str| line.starts_with("memory allocation of ") && line.ends_with(" bytes failed");
+    if signal.is_some() && lines.clone().any(is_failed) {
         return Cause::Memory;
+    }
+    let is_panic = |line: &str| line.starts_with("thread '") && line.contains(" panicked at ");
+    if lines.any(is_panic) && lines.next() == Some("capacity overflow") {
+        return Cause::Capacity;
     }
     if words.contains("has overflowed its stack") {
         return Cause::Stack;
@@ -349,6 +357,15 @@ mod tests {
         };
         check(6, "memory allocation of 8 bytes failed\n", "ran out of memory");
         check(6, "\nthread 'text' has overflowed its stack\nfatal", "overflowed its stack");
+        let panicked = "thread 'text' (7) panicked at library/alloc/src/raw_vec/mod.rs:28:5:\n";
+        let overflow = format!("{panicked}capacity overflow\nnote: run with");
+        let capacity = "asked for more memory at once than a program can have";
+        check(101 << 8, &overflow, capacity);
+        check(6, &overflow, capacity);
+        let quoted = format!("{panicked}no filter 'capacity overflow'\n");
+        check(101 << 8, &quoted, "ended: exit status: 101, no filter 'capacity overflow'");
+        let quoted = "no filter 'memory allocation of 8 bytes failed'";
+        check(101 << 8, quoted, &format!("ended: exit status: 101, {quoted}"));
         check(SIGSYS, "", "made a system call that it may not make");
         check(SIGKILL, "", "ran out of memory");
         check(
