@@ -12,6 +12,7 @@ mod convert;
 mod custom_rules;
 mod demo;
 mod doctor;
+mod eval;
 mod export;
 mod fairness;
 mod fronts;

@@ -25,4 +25,4 @@ pub use prompt_side::{PromptHome, PromptSide, SandboxedProber};
 pub use sandbox::{SandboxError, SandboxProgram};
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};
-pub use tokens::{SameTokensError, TokenizeError, check_same_tokens, tokenize};
+pub use tokens::{SameTokensError, TokenizeError, check_same_tokens, tokenize, tokenize_all};

@@ -110,8 +110,20 @@ pub fn tokenize(
     text: &str,
     home: PromptHome<'_>,
 ) -> Result<(Vec<TokenId>, Option<TokenId>), TokenizeError> {
+    let (mut tokens, first) = tokenize_all(folder, &[text], home)?;
+    Ok((tokens.pop().unwrap_or_default(), first))
+}
+
+/// [`tokenize`] of several texts, each by itself.
+pub fn tokenize_all(
+    folder: &Path,
+    texts: &[&str],
+    home: PromptHome<'_>,
+) -> Result<(Vec<Vec<TokenId>>, Option<TokenId>), TokenizeError> {
     let (side, _) = open(folder, home)?;
     let encode = |text: &str, marks| side.encode(text, marks).map_err(TokenizeError::Encode);
     let first = encode("", TextMarks::Special)?.first().copied();
-    Ok((encode(text, TextMarks::None)?, first))
+    let tokens =
+        texts.iter().map(|text| encode(text, TextMarks::None)).collect::<Result<_, _>>()?;
+    Ok((tokens, first))
 }

@@ -6,16 +6,23 @@
 //! has at least half a context before it; a rest at the end is ignored. A text
 //! shorter than a window is one window of which every token counts.
 
+mod likelihood;
 mod stats;
+mod stored;
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use serde::Serialize;
 use shardpack_engine_api::TokenId;
 
 use crate::engine::{LocalModel, LogitsError};
+pub use likelihood::{Likelihood, likelihood};
 pub use stats::{Estimate, Quantiles};
-use stats::{LogSoftmax, Sums, quantiles};
+use stats::{LogSoftmax, Sums, Truth, quantiles};
+pub use stored::{LogitsDocument, LogitsReader, LogitsWriter, MAX_TOP, StoredError, StoredText};
 
 /// Rows of logits that are held at a time: with large vocabularies they are most of the memory.
 const ROWS: usize = 64;
@@ -27,6 +34,27 @@ pub struct EvalOptions {
     pub context: usize,
     /// Begins every window, if the model was trained so.
     pub first: Option<TokenId>,
+}
+
+/// What a model is compared with.
+pub enum Reference<'a> {
+    /// Nothing.
+    None,
+    /// Another model, which reads the same texts.
+    Model(&'a LocalModel),
+    /// What another model's reading of the same texts left in a file.
+    Stored(&'a mut LogitsReader),
+}
+
+/// What was found in several texts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Evaluations {
+    /// In all of them: every token counts the same.
+    pub all: Evaluation,
+    /// In each.
+    pub texts: Vec<Evaluation>,
+    /// Tokens that the model has read in a second.
+    pub tokens_per_second: f64,
 }
 
 /// What was found.
@@ -55,6 +83,9 @@ pub struct Divergence {
     pub same_top: Estimate,
     /// Root of the mean square of the differences in the probability of the text's token.
     pub rms_probability_difference: f64,
+    /// With a file of logits: the mean probability of all tokens that are in it only as a sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rest: Option<f64>,
 }
 
 /// Why a text cannot be evaluated.
@@ -82,47 +113,161 @@ pub enum EvalError {
     /// A model failed.
     #[error(transparent)]
     Logits(#[from] LogitsError),
+    /// A file of logits cannot be used.
+    #[error(transparent)]
+    Stored(#[from] StoredError),
 }
 
-/// Reads `tokens` with a model, and with another one for comparison. `note` hears after each
-/// window how many of how many are done.
+/// Reads texts with a model, each by itself, and compares its predictions with the reference's.
+/// `note` hears after each window how many of how many are done.
 pub fn evaluate(
     model: &LocalModel,
-    against: Option<&LocalModel>,
-    tokens: &[TokenId],
+    mut reference: Reference<'_>,
+    texts: &[Vec<TokenId>],
     options: &EvalOptions,
     note: &mut dyn FnMut(usize, usize),
-) -> Result<Evaluation, EvalError> {
-    let all: Vec<TokenId> = options.first.into_iter().chain(tokens.iter().copied()).collect();
-    let models = || [Some(model), against].into_iter().flatten();
-    check(model, against, all.len(), options)?;
-    let windows = windows(all.len(), options.context);
-    let mut sums = Sums::default();
-    for (index, (range, counted)) in windows.iter().enumerate() {
-        let mut window = all[range.clone()].to_vec();
-        if let Some(first) = options.first {
-            window[0] = first;
+) -> Result<Evaluations, EvalError> {
+    if let Reference::Stored(reader) = &mut reference {
+        reader.check(model.spec().vocab_size, texts, options)?;
+        reader.rewind()?;
+    }
+    let mut reading = Reading::new(model, texts, options, note);
+    if let Reference::Model(other) = reference {
+        reading.against = Some(other);
+    }
+    reading.all(texts, &mut |sums, own, other, next| {
+        match (&mut reference, other) {
+            (Reference::Stored(reader), _) => sums.add(own, Some(Truth::Top(reader.row()?)), next),
+            (_, other) => sums.add(own, other.map(Truth::Whole), next),
         }
-        let mut sequences: Vec<_> =
-            models().map(|model| (model, model.sequence(window.len()))).collect();
+        Ok(())
+    })
+}
+
+/// Reads texts with a model and keeps its predictions for later comparisons.
+pub fn record(
+    model: &LocalModel,
+    texts: &[Vec<TokenId>],
+    options: &EvalOptions,
+    writer: &mut LogitsWriter<'_>,
+    note: &mut dyn FnMut(usize, usize),
+) -> Result<Evaluations, EvalError> {
+    Reading::new(model, texts, options, note).all(texts, &mut |sums, own, _, next| {
+        sums.add(own, None, next);
+        Ok(writer.row(&own.row(writer.top(), next))?)
+    })
+}
+
+/// Hears of a token's predictions, the model's and the other's, and which token came.
+type Hear<'a> =
+    &'a mut dyn FnMut(&mut Sums, &LogSoftmax, Option<&LogSoftmax>, usize) -> Result<(), EvalError>;
+
+/// A model that reads texts, and how far it is.
+struct Reading<'a> {
+    model: &'a LocalModel,
+    against: Option<&'a LocalModel>,
+    options: &'a EvalOptions,
+    note: &'a mut dyn FnMut(usize, usize),
+    windows: usize,
+    done: usize,
+    /// Tokens that the model has read, and how long that took it.
+    tokens: usize,
+    taken: Duration,
+}
+
+impl<'a> Reading<'a> {
+    fn new(
+        model: &'a LocalModel,
+        texts: &[Vec<TokenId>],
+        options: &'a EvalOptions,
+        note: &'a mut dyn FnMut(usize, usize),
+    ) -> Self {
+        let windows = texts.iter().map(|text| options.windows(text).len()).sum();
+        let (done, tokens, taken) = (0, 0, Duration::ZERO);
+        Self { model, against: None, options, note, windows, done, tokens, taken }
+    }
+
+    fn all(mut self, texts: &[Vec<TokenId>], hear: Hear<'_>) -> Result<Evaluations, EvalError> {
+        let (mut sums, mut results) = (Sums::default(), Vec::new());
+        for text in texts {
+            check(self.model, self.against, self.options.len(text), self.options)?;
+            let before = self.done;
+            let found = self.text(text, hear)?;
+            sums.extend(&found);
+            results.push(result(self.done - before, found));
+        }
+        let tokens_per_second = self.tokens as f64 / self.taken.as_secs_f64().max(1e-9);
+        Ok(Evaluations { all: result(self.windows, sums), texts: results, tokens_per_second })
+    }
+
+    fn text(&mut self, text: &[TokenId], hear: Hear<'_>) -> Result<Sums, EvalError> {
+        let all: Vec<TokenId> =
+            self.options.first.into_iter().chain(text.iter().copied()).collect();
+        let mut sums = Sums::default();
+        for (range, counted) in self.options.windows(text) {
+            let mut window = all[range].to_vec();
+            if let Some(first) = self.options.first {
+                window[0] = first;
+            }
+            self.window(&window, counted, &mut sums, hear)?;
+            self.done += 1;
+            (self.note)(self.done, self.windows);
+        }
+        Ok(sums)
+    }
+
+    fn window(
+        &mut self,
+        window: &[TokenId],
+        counted: usize,
+        sums: &mut Sums,
+        hear: Hear<'_>,
+    ) -> Result<(), EvalError> {
+        let mut own = self.model.sequence(window.len());
+        let mut other = self.against.map(|model| (model, model.sequence(window.len())));
+        let vocab = self.model.spec().vocab_size as usize;
         for (chunk, tokens) in window.chunks(ROWS).enumerate() {
             let base = chunk * ROWS;
             let first = counted.saturating_sub(base).min(tokens.len());
-            let mut rows = Vec::with_capacity(sequences.len());
-            for (model, sequence) in &mut sequences {
-                rows.push(model.extend(sequence, tokens, first)?);
-            }
-            let vocab = model.spec().vocab_size as usize;
+            let begun = Instant::now();
+            let rows = self.model.extend(&mut own, tokens, first)?;
+            self.taken += begun.elapsed();
+            self.tokens += tokens.len();
+            let others = other.as_mut().map(|(model, sequence)| {
+                let rows = model.extend(sequence, tokens, first);
+                rows.map_err(EvalError::from)
+            });
+            let others = others.transpose()?;
             for (row, position) in (base + first..base + tokens.len()).enumerate() {
                 // The last token's prediction is beyond the window.
                 let Some(next) = window.get(position + 1) else { continue };
                 let at = |rows: &Vec<f32>| LogSoftmax::of(&rows[row * vocab..(row + 1) * vocab]);
-                sums.add(&at(&rows[0]), rows.get(1).map(at).as_ref(), next.0 as usize);
+                let other = others.as_ref().map(at);
+                hear(sums, &at(&rows), other.as_ref(), next.0 as usize)?;
             }
         }
-        note(index + 1, windows.len());
+        Ok(())
     }
-    Ok(result(windows.len(), sums))
+}
+
+impl EvalOptions {
+    /// Tokens of a text, the first one of the model included.
+    fn len(&self, text: &[TokenId]) -> usize {
+        text.len() + usize::from(self.first.is_some())
+    }
+
+    fn windows(&self, text: &[TokenId]) -> Vec<(Range<usize>, usize)> {
+        windows(self.len(text), self.context)
+    }
+
+    /// Predictions that count in a text.
+    fn counted(&self, text: &[TokenId]) -> u64 {
+        let windows = self.windows(text);
+        windows
+            .iter()
+            .map(|(range, counted)| (range.len() - counted).saturating_sub(1) as u64)
+            .sum()
+    }
 }
 
 fn check(
@@ -161,6 +306,7 @@ fn result(windows: usize, sums: Sums) -> Evaluation {
         kl: quantiles(sums.divergences),
         same_top: sums.same_top.mean(),
         rms_probability_difference: sums.probability.mean().value.sqrt(),
+        rest: sums.rest.count().gt(&0).then(|| sums.rest.mean().value),
     });
     let perplexity = sums.own.perplexity();
     Evaluation { windows, tokens: sums.own.count(), perplexity, against }
