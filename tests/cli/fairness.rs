@@ -33,16 +33,18 @@ struct Bounds {
     time: Duration,
     /// Members of the schemas.
     properties: usize,
+    /// Measurements of which one must be within the bounds.
+    tries: u32,
 }
 
 impl Bounds {
     fn new() -> Self {
         if std::env::var_os("SHARDPACK_FAIRNESS").is_some() {
             let (gap, time) = (Duration::from_millis(250), Duration::from_secs(12));
-            return Self { part: 0.85, gap, time, properties: 1500 };
+            return Self { part: 0.85, gap, time, properties: 1500, tries: 1 };
         }
         let (gap, time) = (Duration::from_secs(1), Duration::from_millis(1500));
-        Self { part: 0.2, gap, time, properties: 300 }
+        Self { part: 0.2, gap, time, properties: 300, tries: 3 }
     }
 }
 
@@ -231,8 +233,29 @@ fn schema(client: usize, number: u64, properties: usize) -> Value {
             "additionalProperties": false })
 }
 
-#[test]
+/// Whether the quiet stream is as fast as the bounds say while others ask for this.
 #[expect(clippy::print_stderr, reason = "the figures are for people")]
+fn keeps_its_speed(scene: &Scene, bounds: &Bounds, name: &str, requests: Vec<Request>) -> bool {
+    // The machine may have other things to do, now more and now less of them.
+    let before = watch(&scene.clients, bounds.time / 2);
+    let (seen, answered) = thread::scope(|scope| {
+        let others = Others::begin(scope, &scene.clients, requests);
+        let seen = watch(&scene.clients, bounds.time);
+        others.stop.store(true, Ordering::Relaxed);
+        (seen, others.answered.load(Ordering::Relaxed))
+    });
+    let after = watch(&scene.clients, bounds.time / 2);
+    let alone = f64::midpoint(before.tokens_per_second, after.tokens_per_second);
+    let part = seen.tokens_per_second / alone;
+    eprintln!(
+        "{name}: {part:.2} of {alone:.0} tokens/s; longest gap {:.0?}, first token {:.0?} at the \
+         latest; {answered} requests of others done",
+        seen.longest_gap, seen.first_token
+    );
+    part >= bounds.part && seen.longest_gap <= bounds.gap
+}
+
+#[test]
 fn a_quiet_stream_keeps_its_speed_whatever_others_ask_for() {
     let bounds = Bounds::new();
     let scene = Scene::new(6);
@@ -263,29 +286,14 @@ fn a_quiet_stream_keeps_its_speed_whatever_others_ask_for() {
         };
         (1..5).map(one).collect()
     };
-    let cases: [(&str, Vec<Request>); 3] =
-        [("64 streams", streams()), ("long prompts", prompts()), ("grammars", grammars())];
+    let cases: [(&str, &dyn Fn() -> Vec<Request>); 3] =
+        [("64 streams", &streams), ("long prompts", &prompts), ("grammars", &grammars)];
     let mut failed = Vec::new();
     // Only one of them, by its name.
     let only = std::env::var("SHARDPACK_FAIRNESS").unwrap_or_default();
     for (name, requests) in cases.into_iter().filter(|(name, _)| name.contains(&only)) {
-        // The machine may have other things to do, now more and now less of them.
-        let before = watch(&scene.clients, bounds.time / 2);
-        let (seen, answered) = thread::scope(|scope| {
-            let others = Others::begin(scope, &scene.clients, requests);
-            let seen = watch(&scene.clients, bounds.time);
-            others.stop.store(true, Ordering::Relaxed);
-            (seen, others.answered.load(Ordering::Relaxed))
-        });
-        let after = watch(&scene.clients, bounds.time / 2);
-        let alone = f64::midpoint(before.tokens_per_second, after.tokens_per_second);
-        let part = seen.tokens_per_second / alone;
-        eprintln!(
-            "{name}: {part:.2} of {alone:.0} tokens/s; longest gap {:.0?}, first token {:.0?} at the \
-             latest; {answered} requests of others done",
-            seen.longest_gap, seen.first_token
-        );
-        if part < bounds.part || seen.longest_gap > bounds.gap {
+        // Other tests come and go within a measurement, which starvation outlasts.
+        if !(0..bounds.tries).any(|_| keeps_its_speed(&scene, &bounds, name, requests())) {
             failed.push(name);
         }
     }

@@ -95,7 +95,8 @@ fn check(model: &str, bits: &str) {
     let share = if config["index_topk_blocks"].is_null() { 2 } else { 4 };
     let middle = errors[errors.len() / share];
     assert!(middle < ROUNDING_TOLERANCE, "{model}, {bits} bits: off by {middle} of the logits");
-    assert!(middle > 1e-3, "{model}, {bits} bits: activations were not rounded");
+    // What the layers say may be small beside the residual stream, as in Granite; the head rounds to 16 bits.
+    assert!(middle > 2e-5, "{model}, {bits} bits: off by {middle}: activations were not rounded");
 }
 
 #[test]

@@ -26,6 +26,7 @@ def ours(shardpack, set_, text):
         file.write_text(text)
         command = [shardpack, "eval", set_, "--text", file, "--context", str(WINDOW), "--json"]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    (found,) = found["sets"]
     return found["perplexity"]["value"], found["tokens"]
 
 
