@@ -6,6 +6,7 @@ The scripted engine says what the model would, so that every ending and every fa
 a small trained model says verses of its own.
 """
 
+import asyncio
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ import time
 import urllib.request
 
 import anthropic
-import httpx
+import httpx2
 import openai
 
 data = pathlib.Path(__file__).parent.parent / "data"
@@ -301,16 +302,21 @@ def real_model(set_):
 def over_http2(url):
     """The same client over one HTTP/2 connection, many requests at once."""
     versions = []
-    http = httpx.Client(http1=False, http2=True, event_hooks={"response": [lambda reply: versions.append(reply.http_version)]})
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
-    openai_chat(client)
-    answers = []
-    ask = lambda: answers.append(client.chat.completions.create(model="m", messages=user("Hi")).choices[0].message.content)
-    threads = [threading.Thread(target=ask) for _ in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    async def note(reply):
+        versions.append(reply.http_version)
+
+    async def at_once():
+        # Threads that share its connection may take the same stream's number; tasks do not.
+        http = httpx2.AsyncClient(http1=False, http2=True, event_hooks={"response": [note]})
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http) as client:
+            ask = lambda: client.chat.completions.create(model="m", messages=user("Hi"))
+            answers = await asyncio.gather(*(ask() for _ in range(32)))
+        return [answer.choices[0].message.content for answer in answers]
+
+    http = httpx2.Client(http1=False, http2=True, event_hooks={"response": [lambda reply: versions.append(reply.http_version)]})
+    openai_chat(openai.OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http))
+    answers = asyncio.run(at_once())
     assert answers == ["Hello there."] * 32, answers
     assert set(versions) == {"HTTP/2"}, set(versions)
 
