@@ -67,11 +67,11 @@ page() (
         fi
     fi
     environment target/interop-page playwright 'playwright==1.65.2'
-    chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
-    if ! chromium >target/interop-page/browser.log && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    browser() { type -P chromium || type -P chromium-browser || type -P google-chrome; }
+    if ! browser >target/interop-page/browser.log && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         { apt-get update && apt-get install -y --no-install-recommends chromium; } >target/interop-page/browser.log 2>&1 || true
     fi
-    if ! chromium >/dev/null; then
+    if ! browser >/dev/null; then
         # The browser's own libraries need root.
         deps=$([ "$(id -u)" = 0 ] && echo --with-deps || true)
         target/interop-page/bin/playwright install $deps chromium >>target/interop-page/browser.log 2>&1 || {
@@ -79,7 +79,7 @@ page() (
             skip chromium "page: there is no Chromium, and neither Debian nor playwright gives it"
         }
     fi
-    chromium=$(chromium || true)
+    chromium=$(browser || true)
     target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots ${axe[@]+"${axe[@]}"}
 )
 package_format() (
