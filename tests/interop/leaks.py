@@ -107,6 +107,12 @@ def tree(pid):
     return found
 
 
+def role(pid):
+    """What a process is: the name of its command."""
+    words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return next((word for word in words[1:] if not word.startswith("-")), "server")
+
+
 def facts(pid):
     """Descriptors, threads and resident KiB."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -140,11 +146,12 @@ async def longest(port):
 
 async def main(port, pid, count):
     chance = random.Random(7)
-    pids = tree(pid)
     counts = {"answered": 0, "left": 0, "unasked": 0, "sent away": 0}
     await many(port, 2000, chance, counts)
-    # The prefix cache holds as much as it ever will.
-    await longest(port)
+    # The prefix cache holds as much as it ever will, and each sandbox, of which several are started when
+    # as many requests want one, has read the longest prompt.
+    await asyncio.gather(*(longest(port) for _ in range(8)))
+    pids = tree(pid)
     first = await settled(port, pids)
     begun = time.perf_counter()
     await many(port, count, chance, counts)
@@ -152,9 +159,10 @@ async def main(port, pid, count):
     gc.collect()
     context = await longest(port)
     last = await settled(port, pids)
-    assert tree(pid) == pids, "a process is left behind, or was replaced"
+    found = tree(pid)
+    assert found == pids, f"a process is left behind, or was replaced: {pids} then {found}"
     print(f"leaks: {count} requests in {seconds:.0f} s: {counts}; then a prompt of the whole context of {context} tokens")
-    for (name, before), after in zip(zip(["server", *["rank"] * 9], first), last):
+    for (name, before), after in zip(zip([role(pid) for pid in pids], first), last):
         growth = after[2] / before[2] - 1
         print(f"leaks: {name}: {before[0]} then {after[0]} descriptors, {before[1]} then {after[1]} threads, {before[2] / 1024:.1f} then {after[2] / 1024:.1f} MiB ({growth:+.1%})")
         assert after[0] <= before[0] + 2, "descriptors are left behind"
