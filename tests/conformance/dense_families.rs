@@ -20,7 +20,7 @@ use tempfile::tempdir;
 
 use crate::{
     harness::{causes, copy_folder, data},
-    reference_models::{check_against_transformers, check_joined, open, write},
+    reference_models::{ALL_BITS, check_against_transformers, check_joined, open, write},
 };
 
 /// Folders of the reference models, their layers, all-reduces in each, and whether the
@@ -59,7 +59,7 @@ fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     // Those of tests/cli/convert.rs apart, which are joined there.
     let here = |model: &&str| !["llama", "llama-tied", "qwen3"].contains(model);
     for model in FAMILIES.iter().map(|(model, ..)| *model).filter(here) {
-        check_joined(model, &[2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)));
+        check_joined(model, &ALL_BITS, &[2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)));
     }
 }
 

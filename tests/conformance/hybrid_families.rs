@@ -10,7 +10,7 @@ use tempfile::tempdir;
 use crate::{
     batch_invariance::{check_batch_invariance, in_steps},
     harness::data,
-    reference_models::{check_families, check_joined, open, write},
+    reference_models::{ALL_BITS, check_families, check_joined, open, write},
     speculative_decoding::check_drafts,
 };
 
@@ -34,7 +34,7 @@ fn logits_at_16_bits_match_transformers() {
 #[test]
 fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     for (model, _) in FAMILIES {
-        check_joined(model, &[(2, ExpertSharding::Inside), (3, ExpertSharding::Inside)]);
+        check_joined(model, &ALL_BITS, &[(2, ExpertSharding::Inside), (3, ExpertSharding::Inside)]);
     }
 }
 

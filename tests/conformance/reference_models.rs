@@ -136,20 +136,25 @@ pub(crate) fn check_families(families: &[(&str, bool)], most_nodes: u32) {
 }
 
 /// The sets of families for two to four nodes. Whole experts once: that sharding is another
-/// dimension of the same tensors.
+/// dimension of the same tensors. Each family at 16 bits and at one other width, in turn: how many bits
+/// a group's elements take is nothing that families know, and [`check_joined`] is run with all of them
+/// for dense and hybrid families.
 pub(crate) fn check_families_joined(families: &[(&str, bool)]) {
-    for (model, has_experts) in families {
+    for ((model, has_experts), quantized) in families.iter().zip([4, 6, 8].iter().cycle()) {
         let sets = [2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)).into_iter();
         let whole = has_experts.then_some((3, ExpertSharding::Whole));
-        check_joined(model, &sets.chain(whole).collect::<Vec<_>>());
+        check_joined(model, &[*quantized, 16], &sets.chain(whole).collect::<Vec<_>>());
     }
 }
 
-/// That a model's sets, put together, are its package for one node.
-pub(crate) fn check_joined(model: &str, sets: &[(u32, ExpertSharding)]) {
+/// Bits of a weight that packages are written with.
+pub(crate) const ALL_BITS: [u32; 4] = [4, 6, 8, 16];
+
+/// That a model's sets at some bits, put together, are its package for one node.
+pub(crate) fn check_joined(model: &str, bits: &[u32], sets: &[(u32, ExpertSharding)]) {
     let folder = tempdir().unwrap();
     let source = data("models").join(model);
-    for bits in [4, 6, 8, 16] {
+    for &bits in bits {
         let one = folder.path().join("one");
         write(&source, &one, bits, 1, ExpertSharding::Inside);
         let expected = join(&one, 1);

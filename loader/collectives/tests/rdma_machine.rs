@@ -30,7 +30,7 @@ use shardpack_collectives::{Deadline, Group, GroupError, LinkedGroup};
 const LONG: Duration = Duration::from_mins(1);
 
 /// The deadline of a step that may fail, some hundred times what it takes.
-const STEP: Duration = Duration::from_millis(500);
+const STEP: Duration = Duration::from_secs(2);
 
 fn is_machine() -> bool {
     let found = env::var_os("SHARDPACK_IN_RDMA_VM").is_some();
