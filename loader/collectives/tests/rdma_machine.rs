@@ -30,7 +30,11 @@ use shardpack_collectives::{Deadline, Group, GroupError, LinkedGroup};
 const LONG: Duration = Duration::from_mins(1);
 
 /// The deadline of a step that may fail, some hundred times what it takes.
-const STEP: Duration = Duration::from_secs(2);
+const STEP: Duration = Duration::from_millis(500);
+
+/// The same where processes take part, which other work of the machine may keep from a processor: who is
+/// late by its fault must not be blamed. Their own steps take longer.
+const PROCESS_STEP: Duration = Duration::from_millis(1500);
 
 fn is_machine() -> bool {
     let found = env::var_os("SHARDPACK_IN_RDMA_VM").is_some();
@@ -253,11 +257,11 @@ fn check_lost_process(stop: impl Fn(&mut Process)) {
         }
         stop(&mut processes[1]);
         let start = Instant::now();
-        let error = (0..1000).find_map(|_| sum(&group, 4096, STEP).err());
+        let error = (0..1000).find_map(|_| sum(&group, 4096, PROCESS_STEP).err());
         let error = error.expect("a step without rank 2 fails");
         println!("after {:?}: {error}", start.elapsed());
         assert!(blames(&error, 2), "{error}");
-        assert!(start.elapsed() < STEP + Duration::from_secs(2), "{:?}", start.elapsed());
+        assert!(start.elapsed() < PROCESS_STEP + Duration::from_secs(2), "{:?}", start.elapsed());
         let seen = processes[0].read_line();
         assert!(seen.contains("rank 2"), "rank 1 saw {seen:?}");
         drop(group);

@@ -15,7 +15,7 @@ use shardpack_collectives::{
     rdma::{Cables, Connected, Devices, Pair, Shape, connect},
 };
 
-use super::{LONG, STEP, sum};
+use super::{LONG, PROCESS_STEP, sum};
 
 /// A decode step's vector in these tests.
 const VECTOR_BYTES: usize = 4 << 10;
@@ -279,7 +279,7 @@ pub(super) fn obey() {
                 let mut timeout = LONG;
                 let error = loop {
                     match sum(group, 4096, timeout) {
-                        Ok(_) => timeout = STEP.max(Duration::from_secs(2)),
+                        Ok(_) => timeout = 2 * PROCESS_STEP,
                         Err(error) => break error,
                     }
                 };
