@@ -33,7 +33,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use accounts::{AuditAction, AuditArgs, KeyAction, KeyLimitArgs, KeysArgs, UsageArgs};
 pub(crate) use bench::BenchArgs;
-pub(crate) use calibrate::{CalibrateArgs, CalibrationTextArgs};
+pub(crate) use calibrate::{CalibrateArgs, CalibrationTextArgs, SENSITIVITY_TOKENS};
 pub(crate) use cluster::{
     Ago, ClusterAction, ClusterArgs, PassphraseChoice, ServerChoice, UpgradeArgs,
 };

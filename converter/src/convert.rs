@@ -31,6 +31,7 @@ use crate::{
     moments::MomentsError,
     package::{WriteError, write_small},
     plan::{Plan, PlanError},
+    recipe::{RECIPE_FILE, recipe_file},
     report::{PAGE_FILE, Report, Run, TensorReport, Threshold, Violation, page, violations},
     source::{FileHashes, Follower, Source, SourceError},
     staging::{Staging, StagingError},
@@ -103,6 +104,7 @@ impl ConvertError {
         match self {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Moments(error) | Self::Plan(PlanError::Moments(error)) => error.is_wrong(),
+            Self::Plan(PlanError::Budget(error)) => error.is_wrong(),
             Self::Plan(
                 PlanError::Option { .. }
                 | PlanError::NoStats
@@ -268,6 +270,10 @@ fn fill(
     let violations = violations(&report, &thresholds);
     if !violations.is_empty() {
         return Err(ConvertError::Threshold(violations));
+    }
+    if plan.options.budget.is_some() {
+        let text = recipe_file(&plan.quantization, plan.options.group_size);
+        write_small(directory, RECIPE_FILE, text.as_bytes())?;
     }
     write_small(directory, PAGE_FILE, page(&report, &written.set).as_bytes())?;
     write_small(directory, "report.json", documents::pretty(&report)?.as_bytes())?;

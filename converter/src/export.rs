@@ -7,7 +7,6 @@
 //! one by one or fused, as their family has them.
 
 mod checkpoint;
-mod dequantize;
 mod published;
 
 use std::{

@@ -11,6 +11,7 @@ mod adapter;
 mod cancel;
 mod checkpoint;
 mod convert;
+mod dequantize;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
@@ -20,6 +21,7 @@ pub mod plan;
 pub mod recipe;
 pub mod report;
 mod reshard;
+mod rounding;
 pub mod rules;
 mod shard;
 mod shard_writer;
@@ -39,5 +41,6 @@ pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{
     ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
 };
+pub use rounding::{Candidates, CandidatesError, Measured, Weights};
 pub use source::{Source, SourceError};
 pub use unsharded::{UnshardError, UnshardedModel};

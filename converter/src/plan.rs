@@ -1,5 +1,6 @@
 //! What a conversion will write, decided from the source's headers before a byte moves.
 
+mod budget;
 mod files;
 mod formats;
 mod layout;
@@ -33,6 +34,7 @@ use crate::{
     report::{Report, TensorReport, ThresholdError},
     source::{DENSE, Source, SourceError},
 };
+pub use budget::BudgetError;
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
@@ -115,6 +117,9 @@ pub enum PlanError {
     /// What `calibrate` has measured cannot be used.
     #[error("--stats")]
     Moments(#[from] MomentsError),
+    /// Bits cannot be given out.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
     /// Rounding with error feedback, and nothing that says of what.
     #[error(
         "--rounding gptq needs --stats or --calibrate: it rounds by what matrices read, which `shardpack calibrate` measures"
@@ -218,10 +223,23 @@ impl Plan {
         let stats = options.stats.as_deref().map(|folder| read_moments(folder, &normalised));
         let moments = stats.transpose()?;
         let digest = moments.as_ref().map(StoredMoments::digest).or(digest);
-        let quantization = formats::choose(&normalised, &choice, digest, |name| {
-            source.logical(name).map(|tensor| tensor.native)
-        })?;
+        let native = |name: &str| source.logical(name).map(|tensor| tensor.native);
+        let dtype =
+            choice.dtype.unwrap_or_else(|| formats::main_dtype(&normalised.tensors, native));
+        let given = options.budget.map(|asked| {
+            let measured = budget::read(asked, options.stats.as_deref())?;
+            let stats = options.stats.as_deref().unwrap_or(Path::new(""));
+            budget::give(&normalised, &choice, (asked, stats), &measured, dtype)
+        });
+        let given = given.transpose()?;
+        let formats = given.as_ref().map(|given| &given.formats);
+        let quantization = formats::choose(&normalised, &choice, digest, dtype, formats)?;
         let mut warnings = normalised.warnings.clone();
+        if let (Some(asked), Some(given)) = (options.budget, &given) {
+            let matrices = normalised.tensors.iter().filter(|tensor| tensor.quantizable);
+            let formats: Vec<_> = matrices.map(|it| format_of(it, &quantization)).collect();
+            warnings.push(budget::summary(asked, given, &formats));
+        }
         warnings.extend(source.notes.iter().cloned());
         match &source.tokenizer {
             Some(Ok(converted)) => {

@@ -1,10 +1,12 @@
 //! Bits of every matrix: ready recipes (`--recipe`) and the user's own exceptions
-//! (`--override`). Knows names, layers and roles; no shapes, no weights and no ranks, so what it
+//! (`--override`), or what a budget gives out. Knows names, layers and roles; no shapes, no weights and no ranks, so what it
 //! says holds for any number of nodes.
 //!
 //! A recipe decides by layer and kind of matrix, then overrides apply. Whether a group size fits a
 //! matrix's width is decided by the plan.
 
+mod budget;
+mod file;
 mod pattern;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,9 @@ use std::{fmt, str::FromStr};
 use shardpack_formats::{AffineFormat, Role};
 use shardpack_manifests::manifest::MatrixFormat;
 
+pub use budget::{BitsPerWeight, Budget};
+pub(crate) use budget::{FormatCost, give_out};
+pub use file::{RECIPE_FILE, lines, recipe_file};
 use pattern::Pattern;
 
 /// Longest pattern in bytes: module names have under 100.
@@ -30,7 +35,7 @@ const PLAIN_BITS: u32 = 16;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecipeError {
     /// No recipe of this name.
-    #[error("recipe {found:?} is not possible; uniform and sensitive are")]
+    #[error("recipe {found:?} is no file, and neither uniform nor sensitive")]
     Name {
         /// What was asked.
         found: String,
@@ -197,8 +202,14 @@ impl Overrides {
     /// matches.
     #[must_use]
     pub fn format(&self, module: &str, chosen: MatrixFormat, main: MainFormat) -> MatrixFormat {
+        self.of(module, main).unwrap_or(chosen)
+    }
+
+    /// That of the last override that matches a module, if one does.
+    #[must_use]
+    pub fn of(&self, module: &str, main: MainFormat) -> Option<MatrixFormat> {
         let last = self.0.iter().rev().find(|exception| exception.pattern.matches(module));
-        last.map_or(chosen, |Override { bits, group_size, .. }| {
+        last.map(|Override { bits, group_size, .. }| {
             MainFormat { bits: *bits, group_size: group_size.unwrap_or(main.group_size) }.stored()
         })
     }

@@ -2,7 +2,7 @@
 //! rules that turn a published checkpoint into normalised tensors and a normalised
 //! architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`calibration`] (moments of what matrices read), [`simd`] (instruction sets),
+//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
@@ -27,6 +27,7 @@ pub mod pickle;
 pub mod python_json;
 pub mod rope;
 pub mod rules;
+pub mod sensitivity;
 pub mod simd;
 pub mod spec;
 pub mod stored;

@@ -10,6 +10,9 @@ use super::shared::{BudgetArgs, OutputForm, SourceArgs};
 /// measured together.
 const TOKENS: usize = 65_536;
 
+/// Tokens over which each matrix is rounded by itself unless told otherwise.
+pub(crate) const SENSITIVITY_TOKENS: &str = "1024";
+
 /// `calibrate`.
 #[derive(Args)]
 #[command(after_help = "\
@@ -19,6 +22,7 @@ that was interrupted goes on at the layer where it was.
 Examples:
   shardpack calibrate ~/models/Llama-3.3-70B-Instruct -o llama-stats
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --rounding gptq --stats llama-stats
+  shardpack calibrate ./my-fine-tune -o stats --sensitivity      for convert --bpw 4.8 --stats stats
   shardpack calibrate ./my-fine-tune -o stats --text notes.txt --text code.txt --tokens 262144")]
 pub(crate) struct CalibrateArgs {
     /// The model, or a package set of one node.
@@ -30,6 +34,10 @@ pub(crate) struct CalibrateArgs {
     /// The text.
     #[command(flatten)]
     pub text: CalibrationTextArgs,
+    /// Also round each matrix by itself and measure how far answers move, over so many tokens: what
+    /// `convert --bpw` and `--size` give out bits by.
+    #[arg(long, value_name = "TOKENS", num_args = 0..=1, default_missing_value = SENSITIVITY_TOKENS)]
+    pub sensitivity: Option<usize>,
     /// Write the mean squares of all inputs as an importance matrix of llama.cpp (imatrix) too.
     #[arg(long, value_name = "FILE")]
     pub imatrix_out: Option<PathBuf>,

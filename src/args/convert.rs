@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use shardpack_converter::recipe::BitsPerWeight;
 
 use super::shared::{
-    BudgetArgs, FloatType, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, SourceArgs,
+    BudgetArgs, FloatType, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, Size, SourceArgs,
 };
 
 /// What a conversion writes; `convert` and `plan` share it.
@@ -21,18 +22,26 @@ pub(crate) struct FormatArgs {
     /// How the model is sharded.
     #[command(flatten)]
     pub sharding: ShardingArgs,
-    /// Which matrices get more bits: uniform, or sensitive (down projections and values of the
-    /// first and last layers one step up, embedding and LM head at 6 bits at least).
-    #[arg(long, default_value = "uniform", value_name = "NAME")]
+    /// Bits per weight over the whole model: each matrix gets 3 to 8 by what `calibrate --sensitivity`
+    /// says of it (--stats or --calibrate), and is rounded with gptq unless --rounding says otherwise.
+    #[arg(long, value_name = "BITS", conflicts_with = "bits")]
+    pub bpw: Option<BitsPerWeight>,
+    /// The same by the bytes of all weights, such as 60g.
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["bits", "bpw"])]
+    pub size: Option<Size>,
+    /// Which matrices get more bits: uniform, sensitive (down projections and values of the first and
+    /// last layers one step up, embedding and LM head at 6 bits at least), or a file of overrides, one a
+    /// line, such as the recipe.txt that --bpw leaves beside the packages.
+    #[arg(long, default_value = "uniform", value_name = "NAME|FILE")]
     pub recipe: String,
     /// Exceptions by tensor name; `*` matches any characters, the last match wins.
     #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
     pub overrides: Vec<String>,
     /// How weights are rounded: refined is the most accurate without calibration; gptq makes up for
     /// each rounding's error by what a calibration text says (--stats or --calibrate); mlx-cpu and mlx-metal give the same
-    /// bytes as MLX.
-    #[arg(long, default_value = "refined", value_name = "RULE")]
-    pub rounding: String,
+    /// bytes as MLX. Refined unless bits are given out by --bpw or --size, then gptq.
+    #[arg(long, value_name = "RULE")]
+    pub rounding: Option<String>,
     /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
     #[arg(long, value_enum)]
     pub dtype: Option<FloatType>,
@@ -57,6 +66,7 @@ pub(crate) struct FormatArgs {
 Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json
+  shardpack convert ./model -o small --bpw 4.6 --calibrate      bits where they matter
   shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes
   shardpack convert org/model -o out --subfolder text_model    a model in a subfolder")]
 pub(crate) struct ConvertArgs {
@@ -72,7 +82,7 @@ pub(crate) struct ConvertArgs {
     /// Importance matrix of llama.cpp (imatrix) that weights the search for scales.
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,
-    /// Folder that `calibrate` has written, for --rounding gptq.
+    /// Folder that `calibrate` has written, for --rounding gptq, --bpw and --size.
     #[arg(long, value_name = "FOLDER")]
     pub stats: Option<PathBuf>,
     /// Calibrate with the text first, as `calibrate` does, and round with gptq; without a FILE with a

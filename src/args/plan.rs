@@ -28,8 +28,8 @@ pub(crate) struct PlanArgs {
     /// What would be written.
     #[command(flatten)]
     pub format: FormatArgs,
-    /// Folder that `calibrate` has written, for --rounding gptq: checked against the model. Sizes are
-    /// the same without.
+    /// Folder that `calibrate` has written, for --rounding gptq, --bpw and --size: checked against the
+    /// model. Sizes of gptq are the same without.
     #[arg(long, value_name = "FOLDER")]
     pub stats: Option<PathBuf>,
     /// If no rules match the model: write a first version of rules for it to this file, which must

@@ -1,7 +1,8 @@
 //! `shardpack calibrate`: runs a model at 16 bits over a text, layer by layer, and writes the second
-//! moments of what its matrices read.
+//! moments of what its matrices read; with `--sensitivity` also what rounding each of them does.
 
 mod imatrix;
+mod sensitivity;
 mod text;
 mod work;
 
@@ -21,6 +22,7 @@ use shardpack_formats::{
     Calibration,
     calibration::{CALIBRATION_FILE, CALIBRATION_FORMAT},
     imatrix::write as write_imatrix,
+    sensitivity::SENSITIVITY_FILE,
 };
 use shardpack_manifests::Digest;
 
@@ -39,6 +41,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Outcome {
     let request = Request {
         input: Input::of(&args.source, Keep::All),
         text: &args.text,
+        sensitivity: args.sensitivity,
         memory_bytes: args.budget.memory.0,
         threads: args.budget.threads.count,
     };
@@ -65,6 +68,8 @@ pub(crate) fn run(args: &CalibrateArgs) -> Outcome {
 pub(super) struct Request<'a> {
     pub(super) input: Input<'a>,
     pub(super) text: &'a CalibrationTextArgs,
+    /// Tokens over which each matrix is rounded by itself, if it is.
+    pub(super) sensitivity: Option<usize>,
     pub(super) memory_bytes: u64,
     pub(super) threads: Option<usize>,
 }
@@ -82,6 +87,11 @@ pub(super) fn calibrate(request: &Request<'_>, output: &Path) -> Result<Calibrat
     );
     let threads = threads::count(request.threads);
     let mut run = CalibrationRun::open(&model, &sequences, threads).map_err(failure)?;
+    if request.sensitivity.is_some() && run.has_cross_layer_state() {
+        return Err(Failure::wrong(anyhow!(
+            "--sensitivity: layers of this architecture hand more to each other than the residual stream, and are not run with one matrix rounded; choose bits with --recipe or --override"
+        )));
+    }
     run_layers(&mut run, &work)?;
     let index = Calibration {
         format: CALIBRATION_FORMAT,
@@ -92,7 +102,16 @@ pub(super) fn calibrate(request: &Request<'_>, output: &Path) -> Result<Calibrat
         inputs: work.entries(run.layers())?,
     };
     let text = serde_json::to_string_pretty(&index).context("the index")?;
-    work.publish(output, (CALIBRATION_FILE, text.as_bytes()))?;
+    work.replace(&work.path().join(CALIBRATION_FILE), text.as_bytes())?;
+    if let Some(tokens) = request.sensitivity {
+        let model = (model.as_path(), threads);
+        let found = threads::with(request.threads, || {
+            sensitivity::measure(&work, model, &sequences, tokens, &index)
+        })??;
+        let text = serde_json::to_string_pretty(&found).context("sensitivities")?;
+        work.replace(&work.path().join(SENSITIVITY_FILE), text.as_bytes())?;
+    }
+    work.publish(output, &[CALIBRATION_FILE, SENSITIVITY_FILE])?;
     Ok(index)
 }
 
@@ -158,7 +177,8 @@ impl Request<'_> {
             ignored_config_keys,
             tokens,
             context,
-            texts
+            texts,
+            self.sensitivity
         ])
         .to_string())
     }

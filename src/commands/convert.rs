@@ -12,13 +12,14 @@ use serde_json::json;
 use shardpack_chat::{ChatModel, PromptHome};
 use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
+    recipe::{self, Budget},
 };
 use shardpack_formats::{Rounding, normalise::ResolveError};
 use shardpack_manifests::{Digest, PackageSet};
 
 use super::{Outcome, plan, rules, sign, text_worker, threads};
 use crate::{
-    args::{CalibrationTextArgs, ConvertArgs, FormatArgs},
+    args::{CalibrationTextArgs, ConvertArgs, FormatArgs, SENSITIVITY_TOKENS},
     failure::Failure,
     kill_points,
     progress::{Progress, result, say, size, table},
@@ -50,9 +51,11 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
 /// taken up. Returns the folder, for its removal.
 fn calibrate(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Option<PathBuf>, Failure> {
     let Some(files) = &args.calibrate else { return Ok(None) };
+    let sensitivity = SENSITIVITY_TOKENS.parse().context("tokens of a sensitivity")?;
     let request = super::calibrate::Request {
         input: Input::of(&args.source, Keep::All),
         text: &CalibrationTextArgs { files: files.clone(), ..CalibrationTextArgs::default() },
+        sensitivity: options.budget.map(|_| sensitivity),
         memory_bytes: args.budget.memory.0,
         threads: args.budget.threads.count,
     };
@@ -85,6 +88,16 @@ pub(super) fn format_options(
     output: PathBuf,
     args: &FormatArgs,
 ) -> Result<ConvertOptions, Failure> {
+    let budget = match (args.bpw, args.size) {
+        (Some(bits), _) => Some(Budget::BitsPerWeight(bits.0)),
+        (None, size) => size.map(|size| Budget::Bytes(size.0)),
+    };
+    let rounding = args.rounding.clone().unwrap_or_else(|| {
+        let rounding = if budget.is_some() { Rounding::Gptq } else { Rounding::Refined };
+        rounding.name().to_owned()
+    });
+    let (recipe, mut overrides) = read_recipe(&args.recipe)?;
+    overrides.extend(args.overrides.iter().cloned());
     let experts =
         args.experts.parse().map_err(|error: String| anyhow::anyhow!("--experts: {error}"))?;
     Ok(ConvertOptions {
@@ -94,14 +107,25 @@ pub(super) fn format_options(
         group_size: args.group_size,
         nodes: args.sharding.parse_nodes()?,
         stages: args.sharding.stages,
-        rounding: args.rounding.clone(),
+        rounding,
         dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
-        recipe: args.recipe.clone(),
-        overrides: args.overrides.clone(),
+        recipe,
+        budget,
+        overrides,
         context: args.sharding.context,
         kv: args.kv_type.kv_type(),
         ..ConvertOptions::new(output, 1)
     })
+}
+
+/// A recipe's name and what comes before the user's own overrides: the lines of a recipe file.
+fn read_recipe(asked: &str) -> Result<(String, Vec<String>), Failure> {
+    let path = Path::new(asked);
+    if !path.is_file() {
+        return Ok((asked.to_owned(), Vec::new()));
+    }
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok((ConvertOptions::new(PathBuf::new(), 1).recipe, recipe::lines(&text)))
 }
 
 /// Converts a source and shows how far it is.

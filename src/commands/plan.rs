@@ -34,7 +34,7 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
             return Err(if error.is_wrong() { Failure::wrong(error) } else { error.into() });
         }
     };
-    if args.format.rounding == Rounding::Gptq.name() && args.stats.is_none() {
+    if plan.options.rounding == Rounding::Gptq.name() && args.stats.is_none() {
         say("note: `convert --rounding gptq` needs --stats or --calibrate; sizes are the same");
     }
     if let Some(path) = &args.scaffold_rules {

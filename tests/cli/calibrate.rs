@@ -152,3 +152,106 @@ fn statistics_that_do_not_fit_are_refused() {
     .unwrap();
     with(&damaged, 1, "it was made for another model");
 }
+
+/// Verses that kjv-4m was not trained on.
+fn held_out() -> String {
+    let verses = json(&data("kjv-4m").join("heldout.json"));
+    let verses = verses.as_array().unwrap().iter().take(100);
+    verses.map(|verse| verse["text"].as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Sensitivities too, in steps that a test has time for.
+const SENSITIVITY: [&str; 4] = ["--context", "256", "--sensitivity", "256"];
+
+#[test]
+fn bits_are_given_out_by_what_rounding_each_matrix_does() {
+    let folder = tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name);
+    let stats = calibrate(&out("stats"), &SENSITIVITY);
+    let measured = json(&stats.join("sensitivity.json"));
+    let modules = measured["modules"].as_array().unwrap();
+    // Seven matrices of each layer, the embedding, the head.
+    assert_eq!(modules.len(), 4 * 7 + 2);
+    for module in modules {
+        assert!(module["kl"].as_f64().unwrap() > 0.0, "{module}");
+        let error = |bits: u32, group_size: u32| {
+            let errors = module["errors"].as_array().unwrap().iter();
+            let found = errors
+                .filter(|it| it["bits"] == bits && it["group_size"] == group_size)
+                .map(|it| it["error"].as_f64().unwrap());
+            found.sum::<f64>()
+        };
+        assert!((error(4, 64) - 1.0).abs() < 1e-12, "{module}");
+        let falls = [error(3, 64), error(4, 64), error(5, 64), error(6, 64), error(8, 64)];
+        assert!(falls.is_sorted_by(|a, b| a > b), "{module}");
+        assert!(error(4, 32) < 1.0, "{module}");
+    }
+
+    let given = ["--bpw", "4.5", "--stats", path(&stats)];
+    let set = convert("kjv-4m", &out("set"), &given);
+    let report = json(&set.join("report.json"));
+    let bits = report["bits_per_weight"].as_f64().unwrap();
+    assert!((4.47..=4.5).contains(&bits), "{bits}");
+    let manifest = json(&set.join("node-0/manifest.json"));
+    assert!(manifest["quantization"]["overrides"].as_object().unwrap().len() > 3, "{manifest}");
+    // The recipe alone gives the same weights.
+    let recipe = set.join("recipe.txt");
+    let options = ["--recipe", path(&recipe), "--rounding", "gptq", "--stats", path(&stats)];
+    let again = convert("kjv-4m", &out("again"), &options);
+    let weights = |set: &Path| json(&set.join("node-0/manifest.json"))["ids"]["weights"].clone();
+    assert_eq!(weights(&set), weights(&again));
+
+    // At the same size as four bits everywhere, the model is nearer to its original.
+    let uniform = convert("kjv-4m", &out("uniform"), &["--rounding", "gptq", "--stats", path(&stats)]);
+    let plain = convert("kjv-4m", &out("plain"), &["--bits", "16"]);
+    let words = out("held-out.txt");
+    fs::write(&words, held_out()).unwrap();
+    let args = ["eval", path(&set), path(&uniform), "--exact", "--context", "128", "--json"];
+    let args = [&args[..], &["--text", path(&words), "--against", path(&plain)]].concat();
+    let found: Value = serde_json::from_str(&succeed(&args)).unwrap();
+    let kl = |set: usize| found["sets"][set]["against"]["kl_mean"]["value"].as_f64().unwrap();
+    assert!(kl(0) < 0.9 * kl(1), "{} with bits given out, {} without", kl(0), kl(1));
+}
+
+#[test]
+fn a_killed_sensitivity_goes_on_to_the_bytes_of_one_thread() {
+    let folder = tempdir().unwrap();
+    let one = [&SENSITIVITY[..], &["--threads", "1"]].concat();
+    let expected = files(&calibrate(&folder.path().join("one"), &one));
+    let (source, output) = (data("kjv-4m"), folder.path().join("killed"));
+    let args = ["calibrate", path(&source), "-o", path(&output), "--tokens", TOKENS];
+    let args = [&args[..], &SENSITIVITY].concat();
+    kill(paused("sensitivity:layer:2", &args));
+    assert!(!output.exists(), "half a result has the final name");
+    let again = run(&args);
+    let said = text(&again.stderr);
+    assert!(again.status.success(), "{said}");
+    assert!(said.contains("resuming after 2 layers that an earlier run has measured"), "{said}");
+    assert!(files(&output) == expected, "other bytes");
+    assert!(!folder.path().join("killed.part").exists(), "its work is left over");
+}
+
+#[test]
+fn budgets_that_are_not_possible_are_refused() {
+    let folder = tempdir().unwrap();
+    let (source, output) = (data("kjv-4m"), folder.path().join("set"));
+    let check = |code: i32, options: &[&str], expected: &str| {
+        let args = ["convert", path(&source), "-o", path(&output)];
+        let error = fail(code, &[&args[..], options].concat());
+        assert!(error.contains(expected), "{options:?}: {error}");
+        assert!(!output.exists());
+    };
+    check(2, &["--bpw", "4.5"], "--bpw 4.5 gives out bits by what");
+    check(2, &["--bpw", "40"], "no number from 2 to 16");
+    check(2, &["--bpw", "5", "--bits", "4"], "cannot be used with");
+    let without = calibrate(&folder.path().join("without"), &[]);
+    check(2, &["--bpw", "4.5", "--stats", path(&without)], "calibrate again with --sensitivity");
+    let stats = calibrate(&folder.path().join("stats"), &SENSITIVITY);
+    check(2, &["--size", "1m", "--stats", path(&stats)], "is too little: with the fewest bits");
+    let file = stats.join("sensitivity.json");
+    let measured = fs::read_to_string(&file).unwrap();
+    fs::write(&file, measured.replace("model.", "other.")).unwrap();
+    check(1, &["--bpw", "4.5", "--stats", path(&stats)], "it was made for another model");
+    fs::write(&file, measured.replace("\"kl\": ", "\"kl\": -")).unwrap();
+    check(1, &["--bpw", "4.5", "--stats", path(&stats)], "a divergence of -");
+}

@@ -20,11 +20,11 @@ use shardpack_manifests::manifest::MatrixFormat;
 
 use super::{
     ExportError,
-    dequantize::{Floats, Quantized, plain},
     published::{Form, Target, targets},
 };
 use crate::{
     convert::documents::pretty,
+    dequantize::{Floats, Quantized, plain},
     package::{WriteError, at, sync_directory, write_small},
     plan::{BLOCK_BYTES, Plan, TensorConversion},
     reshard::{ReshardEvent, ReshardObserver, share_memory},

@@ -13,14 +13,14 @@ use super::options::Choice;
 use crate::recipe::{Matrix, RecipeError};
 
 /// Decides the format of every matrix; `importance` is the digest of the file that weighs them,
-/// `native` says which float type a source tensor was published in.
+/// `given` are the formats that a budget has given out by module.
 pub(super) fn choose(
     normalised: &Normalised,
     choice: &Choice,
     importance: Option<Digest>,
-    native: impl Fn(&str) -> Option<Dtype>,
+    dtype: Dtype,
+    given: Option<&BTreeMap<String, MatrixFormat>>,
 ) -> Result<Quantization, RecipeError> {
-    let dtype = choice.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors, native));
     let matrices = || normalised.tensors.iter().filter(|tensor| tensor.quantizable);
     let modules: Vec<&str> = matrices().map(|tensor| module_name(&tensor.name)).collect();
     choice.overrides.check_used(&modules)?;
@@ -28,7 +28,8 @@ pub(super) fn choose(
     let wanted = |tensor: &TensorPlan| {
         let module = module_name(&tensor.name);
         let matrix = Matrix { module, layer: tensor.layer, role: tensor.role };
-        let wanted = choice.recipe.format(&matrix, layers, choice.main);
+        let given = given.and_then(|given| given.get(module)).copied();
+        let wanted = given.unwrap_or_else(|| choice.recipe.format(&matrix, layers, choice.main));
         choice.overrides.format(module, wanted, choice.main)
     };
     // Tensors that stand as one in files have one format: the most precise that any asks for.
@@ -72,7 +73,7 @@ fn finer(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat {
 }
 
 /// The wanted format with the largest group, from the wanted size down, that divides the width.
-fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
+pub(super) fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
     let MatrixFormat::Affine { bits, group_size } = wanted else { return wanted };
     [128, 64, 32]
         .into_iter()
@@ -82,7 +83,7 @@ fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
 }
 
 /// The type of most weights; F32 checkpoints become BF16, as they would be run.
-fn main_dtype(tensors: &[TensorPlan], native: impl Fn(&str) -> Option<Dtype>) -> Dtype {
+pub(super) fn main_dtype(tensors: &[TensorPlan], native: impl Fn(&str) -> Option<Dtype>) -> Dtype {
     let of = |tensor: &TensorPlan| {
         tensor.sources.first().and_then(|name| native(name)).unwrap_or(tensor.dtype)
     };

@@ -8,7 +8,7 @@ use shardpack_manifests::signature::SigningKey;
 use super::PlanError;
 use crate::{
     cancel::Cancel,
-    recipe::{MainFormat, Overrides, Recipe},
+    recipe::{Budget, MainFormat, Overrides, Recipe},
     report::Threshold,
 };
 
@@ -37,6 +37,8 @@ pub struct ConvertOptions {
     pub name: Option<String>,
     /// Which matrices get more bits: the name of a [`Recipe`].
     pub recipe: String,
+    /// How much all weights may take: bits are given out by what `stats` says of their sensitivity.
+    pub budget: Option<Budget>,
     /// Exceptions, `pattern=bits[:group]`.
     pub overrides: Vec<String>,
     /// An importance file of llama.cpp.
@@ -78,6 +80,7 @@ impl ConvertOptions {
             dtype: None,
             name: None,
             recipe: "uniform".to_owned(),
+            budget: None,
             overrides: Vec::new(),
             importance: None,
             stats: None,
@@ -205,6 +208,11 @@ impl Choice {
         if !matches!(options.bits, 2..=6 | 8 | 16) {
             return refuse("--bits", &options.bits.to_string(), "2 to 6, 8 and 16 are");
         }
+        if options.bits == 16
+            && let Some(budget) = options.budget
+        {
+            return refuse("--bits", &format!("16 with {budget}"), "a budget quantizes");
+        }
         if !matches!(options.group_size, 32 | 64 | 128) {
             return refuse("--group-size", &options.group_size.to_string(), "32, 64 and 128 are");
         }
@@ -219,7 +227,7 @@ impl Choice {
             );
         };
         // Whether gptq has statistics is asked when weights are rounded: a plan needs none.
-        if rounding != Rounding::Gptq && options.stats.is_some() {
+        if rounding != Rounding::Gptq && options.stats.is_some() && options.budget.is_none() {
             return Err(PlanError::UnusedStats(options.rounding.clone()));
         }
         let dtype = match &options.dtype {

@@ -82,7 +82,8 @@ fn plan(shapes: &Shapes, normalised: &Normalised, bits: u32, nodes: u32) -> Plan
     let dtypes: BTreeMap<&str, Dtype> =
         shapes.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype)).collect();
     let native = |name: &str| dtypes.get(name).copied();
-    let quantization = formats::choose(normalised, &choice, None, native)
+    let dtype = formats::main_dtype(&normalised.tensors, native);
+    let quantization = formats::choose(normalised, &choice, None, dtype, None)
         .unwrap_or_else(|error| panic!("{}: {error}", shapes.name));
     Plan::of(normalised.clone(), quantization, options, choice.rounding, Vec::new())
 }

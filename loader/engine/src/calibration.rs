@@ -6,6 +6,7 @@
 //! kernels', and sequences are added in order.
 
 mod moments;
+mod sensitivity;
 
 use std::{io, path::Path, sync::Arc};
 
@@ -21,6 +22,7 @@ use crate::{
 };
 use moments::MomentSums;
 pub use moments::Moments;
+pub use sensitivity::{Round, RoundingError, SensitivityRun};
 
 /// Why a model cannot be calibrated.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +55,9 @@ pub enum CalibrationRunError {
     /// Hidden states cannot be kept.
     #[error("cannot keep the hidden vectors")]
     Keep(#[from] io::Error),
+    /// A matrix cannot be rounded.
+    #[error("cannot round a matrix")]
+    Round(#[source] RoundingError),
 }
 
 /// Where the hidden states of all sequences are between two layers.
@@ -81,6 +86,28 @@ fn layer_of(tensor: &TensorEntry) -> Option<usize> {
     tensor.name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
+/// Refuses what is no whole model, and sequences that it does not take.
+fn check_tokens(
+    manifest: &Manifest,
+    sequences: &[Vec<TokenId>],
+) -> Result<(), CalibrationRunError> {
+    if manifest.layout.ranks != 1 {
+        let (rank, ranks) = (manifest.rank, manifest.layout.ranks);
+        return Err(CalibrationRunError::Sharded { rank, ranks });
+    }
+    let spec = &manifest.architecture;
+    for sequence in sequences {
+        if sequence.len() > spec.max_positions as usize {
+            let why = format!("{} are more than {}", sequence.len(), spec.max_positions);
+            return Err(CalibrationRunError::Tokens(why));
+        }
+        if let Some(token) = sequence.iter().find(|token| token.0 >= spec.vocab_size) {
+            return Err(CalibrationRunError::Tokens(format!("token {} is unknown", token.0)));
+        }
+    }
+    Ok(())
+}
+
 impl<'a> CalibrationRun<'a> {
     /// Opens the package of a whole model, to run `sequences` through it.
     pub fn open(
@@ -93,24 +120,11 @@ impl<'a> CalibrationRun<'a> {
         let options = OpenOptions::stored(threads);
         let outside = Package::open_some(directory, &options, &|it| layer_of(it).is_none())?;
         let manifest = outside.manifest().clone();
-        if manifest.layout.ranks != 1 {
-            let (rank, ranks) = (manifest.rank, manifest.layout.ranks);
-            return Err(CalibrationRunError::Sharded { rank, ranks });
-        }
+        check_tokens(&manifest, sequences)?;
         let model = LayerwiseModel::load(&outside, &backend)?;
         sums.name(&outside);
-        let spec = &manifest.architecture;
-        for sequence in sequences {
-            if sequence.len() > spec.max_positions as usize {
-                let why = format!("{} are more than {}", sequence.len(), spec.max_positions);
-                return Err(CalibrationRunError::Tokens(why));
-            }
-            if let Some(token) = sequence.iter().find(|token| token.0 >= spec.vocab_size) {
-                return Err(CalibrationRunError::Tokens(format!("token {} is unknown", token.0)));
-            }
-        }
         let states = sequences.iter().map(|_| CrossLayerState::default()).collect();
-        let sequences = sequences.iter().map(|tokens| batch(tokens)).collect();
+        let sequences = sequences.iter().map(|tokens| whole_sequence(tokens)).collect();
         let group = memory_group(1)?.remove(0);
         Ok(Self { directory, threads, backend, group, sums, sequences, states, model, manifest })
     }
@@ -218,7 +232,7 @@ impl<'a> CalibrationRun<'a> {
 }
 
 /// A whole sequence as one step.
-fn batch(tokens: &[TokenId]) -> Batch {
+fn whole_sequence(tokens: &[TokenId]) -> Batch {
     Batch {
         tokens: tokens.iter().map(|token| token.0).collect(),
         positions: (0..tokens.len() as u32).collect(),

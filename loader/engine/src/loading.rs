@@ -214,6 +214,22 @@ impl Package {
         &self.manifest
     }
 
+    /// The same package with other bytes of a tensor: what it is when that tensor has been changed. The
+    /// manifest still says what was read.
+    ///
+    /// # Panics
+    /// When the package does not hold the tensor, or its size is another.
+    pub fn replace(&mut self, name: &str, bytes: &[u8]) {
+        let held = self.tensors.get_mut(name).expect("a tensor of this package");
+        assert_eq!(held.bytes().len(), bytes.len(), "as many elements of {name}");
+        let mut region = Region::zeroed(vec![bytes.len()]);
+        for run in region.runs_mut() {
+            run.copy_from_slice(bytes);
+        }
+        let pages = region.share().into_iter().next().expect("one run");
+        held.replace(Arc::new(pages));
+    }
+
     /// A tensor by its normalised name.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&PackageTensor> {

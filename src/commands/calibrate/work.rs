@@ -7,6 +7,7 @@
 //! | `model/` | the model at 16 bits, if it was made here |
 //! | `streams-N` | the hidden states of all sequences before layer N |
 //! | `NAME.safetensors`, `NAME.json` | moments of a finished layer, and their entries of the index |
+//! | `variants-T-N`, `variants-T-N.json` | with `--sensitivity T`: the hidden states of all variants before layer N, and what they are |
 
 use std::{
     fs::{self, File},
@@ -24,7 +25,7 @@ use shardpack_formats::{
 };
 use shardpack_manifests::Digest;
 
-use super::sync;
+use super::{sensitivity::Variants, sync};
 use crate::failure::Failure;
 
 /// The folder, held by this process.
@@ -65,6 +66,11 @@ impl WorkFolder {
         self.folder.join("model")
     }
 
+    /// The folder itself.
+    pub(super) fn path(&self) -> &Path {
+        &self.folder
+    }
+
     fn stream(&self, layer: usize) -> PathBuf {
         self.folder.join(format!("streams-{layer}"))
     }
@@ -88,9 +94,17 @@ impl WorkFolder {
         to: usize,
         lengths: &[usize],
     ) -> Result<FileStreams, Failure> {
+        self.open_streams(from.map(|layer| self.stream(layer)), self.stream(to), lengths)
+    }
+
+    fn open_streams(
+        &self,
+        from: Option<PathBuf>,
+        path: PathBuf,
+        lengths: &[usize],
+    ) -> Result<FileStreams, Failure> {
         let shown = || self.folder.display().to_string();
-        let from = from.map(|layer| File::open(self.stream(layer))).transpose();
-        let path = self.stream(to);
+        let from = from.map(File::open).transpose();
         let temporary = path.with_extension("new");
         let file = BufWriter::new(File::create(&temporary).with_context(shown)?);
         Ok(FileStreams {
@@ -100,6 +114,55 @@ impl WorkFolder {
             path,
             lengths: lengths.to_vec(),
         })
+    }
+
+    fn variant(&self, tokens: usize, layer: usize) -> PathBuf {
+        self.folder.join(format!("variants-{tokens}-{layer}"))
+    }
+
+    /// Streams of all variants over so many tokens, read before one layer and written before another.
+    pub(super) fn variant_streams(
+        &self,
+        tokens: usize,
+        from: Option<usize>,
+        to: usize,
+        lengths: &[usize],
+    ) -> Result<FileStreams, Failure> {
+        let from = from.map(|layer| self.variant(tokens, layer));
+        self.open_streams(from, self.variant(tokens, to), lengths)
+    }
+
+    /// Says what the variants before a layer are, whose streams are written.
+    pub(super) fn write_variants(
+        &self,
+        tokens: usize,
+        layer: usize,
+        variants: &Variants,
+    ) -> Result<(), Failure> {
+        self.replace(&self.variant(tokens, layer).with_extension("json"), &variants.bytes()?)
+    }
+
+    /// Removes the variants before a finished layer.
+    pub(super) fn forget_variants(&self, tokens: usize, layer: usize) -> Result<(), Failure> {
+        let path = self.variant(tokens, layer);
+        let shown = || path.display().to_string();
+        fs::remove_file(path.with_extension("json")).with_context(shown)?;
+        Ok(fs::remove_file(&path).with_context(shown)?)
+    }
+
+    /// The last layer before which an earlier run has written all variants, and these.
+    pub(super) fn variants(
+        &self,
+        tokens: usize,
+        layers: usize,
+    ) -> Result<Option<(usize, Variants)>, Failure> {
+        let is_there = |layer: &usize| {
+            let path = self.variant(tokens, *layer);
+            path.is_file() && path.with_extension("json").is_file()
+        };
+        let Some(layer) = (0..=layers).rev().find(is_there) else { return Ok(None) };
+        let path = self.variant(tokens, layer).with_extension("json");
+        Ok(Some((layer, Variants::read(&path)?)))
     }
 
     /// Removes the streams before a finished layer.
@@ -133,12 +196,17 @@ impl WorkFolder {
         }
         file.flush().with_context(shown)?;
         sync(&path)?;
-        let path = self.folder.join(format!("{name}.json"));
-        let temporary = path.with_extension("new");
         let text = serde_json::to_vec(&entries).context("entries of the index")?;
+        self.replace(&self.folder.join(format!("{name}.json")), &text)
+    }
+
+    /// Writes a file whole or not at all.
+    pub(super) fn replace(&self, path: &Path, text: &[u8]) -> Result<(), Failure> {
+        let shown = || self.folder.display().to_string();
+        let temporary = path.with_extension("new");
         fs::write(&temporary, text).with_context(shown)?;
         sync(&temporary)?;
-        Ok(fs::rename(&temporary, &path).with_context(shown)?)
+        Ok(fs::rename(&temporary, path).with_context(shown)?)
     }
 
     /// Entries of the index of all layers and the head.
@@ -154,22 +222,16 @@ impl WorkFolder {
         Ok(entries)
     }
 
-    /// Writes the index and gives the folder its final name, without what is not part of it.
-    pub(super) fn publish(
-        &self,
-        output: &Path,
-        (name, text): (&str, &[u8]),
-    ) -> Result<(), Failure> {
+    /// Gives the folder its final name, with these documents and without what is not part of it.
+    pub(super) fn publish(&self, output: &Path, documents: &[&str]) -> Result<(), Failure> {
         let shown = || self.folder.display().to_string();
-        let path = self.folder.join(name);
-        fs::write(&path, text).with_context(shown)?;
-        sync(&path)?;
         for entry in fs::read_dir(&self.folder).with_context(shown)? {
             let path = entry.with_context(shown)?.path();
+            let is_kept = documents.iter().any(|name| path.ends_with(name))
+                || path.extension().is_some_and(|it| it == "safetensors");
             if path.is_dir() {
                 fs::remove_dir_all(&path).with_context(shown)?;
-            } else if !path.ends_with(name) && path.extension().is_none_or(|it| it != "safetensors")
-            {
+            } else if !is_kept {
                 fs::remove_file(&path).with_context(shown)?;
             }
         }

@@ -33,6 +33,10 @@ impl PackageTensor {
         }
     }
 
+    pub(super) fn replace(&mut self, pages: Arc<PageBytes>) {
+        self.pages = pages;
+    }
+
     /// Element type.
     #[must_use]
     pub const fn dtype(&self) -> Dtype {

@@ -109,4 +109,19 @@ impl<B: Backend> LayerwiseModel<B> {
         let rows: Vec<usize> = (0..batch.tokens.len()).collect();
         embedding_and_head.hidden(&pass, x, &rows)
     }
+
+    /// Logits of some rows of a whole sequence after the last layer.
+    pub fn logits(
+        &self,
+        backend: &B,
+        batch: &Batch,
+        x: &B::Tensor,
+        rows: &[usize],
+        ranks: &Ranks<'_>,
+    ) -> B::Tensor {
+        let Model { spec, shard, embedding_and_head, .. } = &self.outside;
+        let pass = ForwardPass::new(backend, spec, shard, batch, ranks);
+        let hidden = embedding_and_head.hidden(&pass, x, rows);
+        embedding_and_head.logits_of(backend, spec, &hidden, rows.len())
+    }
 }

@@ -6,17 +6,17 @@ use shardpack_formats::{
 };
 
 /// Stored rows of an affine matrix.
-pub(super) struct Quantized<'a> {
-    pub(super) format: AffineFormat,
+pub(crate) struct Quantized<'a> {
+    pub(crate) format: AffineFormat,
     /// Type of scales and biases.
-    pub(super) dtype: Dtype,
+    pub(crate) dtype: Dtype,
     /// Packed integers, scales, biases.
-    pub(super) parts: [&'a [u8]; 3],
+    pub(crate) parts: [&'a [u8]; 3],
 }
 
 /// Buffers that are kept from block to block.
 #[derive(Default)]
-pub(super) struct Floats {
+pub(crate) struct Floats {
     q: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
@@ -26,7 +26,7 @@ pub(super) struct Floats {
 impl Quantized<'_> {
     /// `scale · q + bias` in f32 (product and sum rounded), then rounded once to `to`. Says which
     /// element does not fit.
-    pub(super) fn dequantize(
+    pub(crate) fn dequantize(
         &self,
         to: Dtype,
         out: &mut Vec<u8>,
@@ -56,7 +56,7 @@ impl Quantized<'_> {
 }
 
 /// Floats of one type as another, rounded once; whole numbers in F32 as integers.
-pub(super) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> Result<(), String> {
+pub(crate) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> Result<(), String> {
     if (from, to) == (Dtype::F32, Dtype::I64) {
         let (numbers, _) = bytes.as_chunks::<4>();
         out.clear();
