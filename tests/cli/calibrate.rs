@@ -202,7 +202,8 @@ fn bits_are_given_out_by_what_rounding_each_matrix_does() {
     assert_eq!(weights(&set), weights(&again));
 
     // At the same size as four bits everywhere, the model is nearer to its original.
-    let uniform = convert("kjv-4m", &out("uniform"), &["--rounding", "gptq", "--stats", path(&stats)]);
+    let uniform =
+        convert("kjv-4m", &out("uniform"), &["--rounding", "gptq", "--stats", path(&stats)]);
     let plain = convert("kjv-4m", &out("plain"), &["--bits", "16"]);
     let words = out("held-out.txt");
     fs::write(&words, held_out()).unwrap();

@@ -32,7 +32,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "tool_family",
             ],
             &["affine", "chat", "container", "lowrank", "spec"],
-            &["gguf", "pickle", "rope", "rules"],
+            &["gguf", "pickle", "rope", "rules", "sensitivity"],
             &["imatrix", "stored"],
             &["normalise"],
             &["config"],
@@ -68,8 +68,17 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["cancel", "checkpoint", "moments", "package", "recipe", "report", "shard"],
-            &["adapter", "hub", "staging"],
+            &[
+                "cancel",
+                "checkpoint",
+                "dequantize",
+                "moments",
+                "package",
+                "recipe",
+                "report",
+                "shard",
+            ],
+            &["adapter", "hub", "rounding", "staging"],
             &["source"],
             &["plan", "rules"],
             &["convert", "unsharded"],
