@@ -30,7 +30,7 @@ use shardpack_manifests::{
 
 use crate::{
     moments::{MomentsError, StoredMoments},
-    recipe::RecipeError,
+    recipe::{Budget, RecipeError},
     report::{Report, TensorReport, ThresholdError},
     source::{DENSE, Source, SourceError},
 };
@@ -228,8 +228,12 @@ impl Plan {
             choice.dtype.unwrap_or_else(|| formats::main_dtype(&normalised.tensors, native));
         let given = options.budget.map(|asked| {
             let measured = budget::read(asked, options.stats.as_deref())?;
-            let stats = options.stats.as_deref().unwrap_or(Path::new(""));
-            budget::give(&normalised, &choice, (asked, stats), &measured, dtype)
+            let task = budget::Task { normalised: &normalised, choice: &choice, dtype };
+            if asked == Budget::Fit {
+                task.give_what_fits(&options, &measured)
+            } else {
+                Ok(task.give(&options, asked, &measured)?)
+            }
         });
         let given = given.transpose()?;
         let formats = given.as_ref().map(|given| &given.formats);
@@ -241,32 +245,7 @@ impl Plan {
             warnings.push(budget::summary(asked, given, &formats));
         }
         warnings.extend(source.notes.iter().cloned());
-        match &source.tokenizer {
-            Some(Ok(converted)) => {
-                warnings.push(format!("tokenizer.json is made of {}", converted.from));
-            }
-            Some(Err(problem)) => {
-                warnings.push(format!("{problem}; the packages compute logits but cannot chat"));
-            }
-            None if !source.text.contains_key("tokenizer.json") => {
-                warnings.push(
-                    "the source has no tokenizer.json: the packages compute logits but cannot chat"
-                        .to_owned(),
-                );
-            }
-            None => {}
-        }
-        match chat::lookup(&source.text) {
-            Ok(Some(templates)) => {
-                let probed = chat::probe(&templates, &source.special_tokens());
-                let file = templates.file;
-                let probed = probed.map_err(|problem| PlanError::Template { file, problem })?;
-                let problem = probed.problem;
-                warnings.extend(problem.map(|problem| format!("{}: {problem}", templates.file)));
-            }
-            Ok(None) => {}
-            Err(problem) => warnings.push(problem),
-        }
+        warnings.extend(text_warnings(source)?);
         warnings.extend(ignored_keys(&source.ignored_keys));
         warnings.extend(source.adapters.warnings.iter().cloned());
         warnings.extend(left_out(&normalised.ignored));
@@ -393,6 +372,38 @@ impl Plan {
     pub fn weight_bytes_per_rank(&self) -> Vec<u64> {
         self.packages.bytes_per_rank()
     }
+}
+
+/// What is to be said of the source's tokenizer and chat template.
+fn text_warnings(source: &Source) -> Result<Vec<String>, PlanError> {
+    let mut warnings = Vec::new();
+    match &source.tokenizer {
+        Some(Ok(converted)) => {
+            warnings.push(format!("tokenizer.json is made of {}", converted.from));
+        }
+        Some(Err(problem)) => {
+            warnings.push(format!("{problem}; the packages compute logits but cannot chat"));
+        }
+        None if !source.text.contains_key("tokenizer.json") => {
+            warnings.push(
+                "the source has no tokenizer.json: the packages compute logits but cannot chat"
+                    .to_owned(),
+            );
+        }
+        None => {}
+    }
+    match chat::lookup(&source.text) {
+        Ok(Some(templates)) => {
+            let probed = chat::probe(&templates, &source.special_tokens());
+            let file = templates.file;
+            let probed = probed.map_err(|problem| PlanError::Template { file, problem })?;
+            let problem = probed.problem;
+            warnings.extend(problem.map(|problem| format!("{}: {problem}", templates.file)));
+        }
+        Ok(None) => {}
+        Err(problem) => warnings.push(problem),
+    }
+    Ok(warnings)
 }
 
 /// Resolves a checkpoint that may be an embedding model: dense layers after the pooling are no part of

@@ -16,7 +16,7 @@ use std::{fmt, str::FromStr};
 use shardpack_formats::{AffineFormat, Role};
 use shardpack_manifests::manifest::MatrixFormat;
 
-pub use budget::{BitsPerWeight, Budget};
+pub use budget::Budget;
 pub(crate) use budget::{FormatCost, give_out};
 pub use file::{RECIPE_FILE, lines, recipe_file};
 use pattern::Pattern;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use shardpack_converter::recipe::BitsPerWeight;
+use shardpack_converter::recipe::Budget;
 
 use super::shared::{
     BudgetArgs, FloatType, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, Size, SourceArgs,
@@ -22,10 +22,11 @@ pub(crate) struct FormatArgs {
     /// How the model is sharded.
     #[command(flatten)]
     pub sharding: ShardingArgs,
-    /// Bits per weight over the whole model: each matrix gets 3 to 8 by what `calibrate --sensitivity`
-    /// says of it (--stats or --calibrate), and is rounded with gptq unless --rounding says otherwise.
+    /// Bits per weight over the whole model, or `fit`: as many as the nodes' memory allows (--nodes with
+    /// memory). Each matrix gets 3 to 8 by what `calibrate --sensitivity` says of it (--stats or
+    /// --calibrate), and is rounded with gptq unless --rounding says otherwise.
     #[arg(long, value_name = "BITS", conflicts_with = "bits")]
-    pub bpw: Option<BitsPerWeight>,
+    pub bpw: Option<Budget>,
     /// The same by the bytes of all weights, such as 60g.
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["bits", "bpw"])]
     pub size: Option<Size>,

@@ -88,10 +88,7 @@ pub(super) fn format_options(
     output: PathBuf,
     args: &FormatArgs,
 ) -> Result<ConvertOptions, Failure> {
-    let budget = match (args.bpw, args.size) {
-        (Some(bits), _) => Some(Budget::BitsPerWeight(bits.0)),
-        (None, size) => size.map(|size| Budget::Bytes(size.0)),
-    };
+    let budget = args.bpw.or_else(|| args.size.map(|size| Budget::Bytes(size.0)));
     let rounding = args.rounding.clone().unwrap_or_else(|| {
         let rounding = if budget.is_some() { Rounding::Gptq } else { Rounding::Refined };
         rounding.name().to_owned()

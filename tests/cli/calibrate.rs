@@ -23,6 +23,16 @@ fn calibrate(output: &Path, options: &[&str]) -> PathBuf {
     output.to_owned()
 }
 
+/// Verses that kjv-4m was not trained on.
+fn held_out() -> String {
+    let verses = json(&data("kjv-4m").join("heldout.json"));
+    let verses = verses.as_array().unwrap().iter().take(100);
+    verses.map(|verse| verse["text"].as_str().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Sensitivities too, in steps that a test has time for.
+const SENSITIVITY: [&str; 4] = ["--context", "256", "--sensitivity", "256"];
+
 fn json(file: &Path) -> Value {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
@@ -30,15 +40,23 @@ fn json(file: &Path) -> Value {
 #[test]
 fn a_killed_calibration_goes_on_to_the_bytes_of_one_thread() {
     let folder = tempdir().unwrap();
-    let expected = files(&calibrate(&folder.path().join("one"), &["--threads", "1"]));
+    let one = [&SENSITIVITY[..], &["--threads", "1"]].concat();
+    let expected = files(&calibrate(&folder.path().join("one"), &one));
     let (source, output) = (data("kjv-4m"), folder.path().join("killed"));
     let args = ["calibrate", path(&source), "-o", path(&output), "--tokens", TOKENS];
-    kill(paused("calibrate:layer:2", &args));
-    assert!(!output.exists(), "half a result has the final name");
+    let args = [&args[..], &SENSITIVITY].concat();
+    for point in ["calibrate:layer:2", "sensitivity:layer:2"] {
+        kill(paused(point, &args));
+        assert!(!output.exists(), "half a result has the final name");
+    }
     let again = run(&args);
     let said = text(&again.stderr);
     assert!(again.status.success(), "{said}");
-    assert!(said.contains("resuming after 2 layers"), "{said}");
+    for resumed in
+        ["4 layers that an earlier run has finished", "2 layers that an earlier run has measured"]
+    {
+        assert!(said.contains(&format!("resuming after {resumed}")), "{said}");
+    }
     assert!(files(&output) == expected, "other bytes");
     assert!(!folder.path().join("killed.part").exists(), "its work is left over");
     let error = fail(2, &args);
@@ -153,16 +171,6 @@ fn statistics_that_do_not_fit_are_refused() {
     with(&damaged, 1, "it was made for another model");
 }
 
-/// Verses that kjv-4m was not trained on.
-fn held_out() -> String {
-    let verses = json(&data("kjv-4m").join("heldout.json"));
-    let verses = verses.as_array().unwrap().iter().take(100);
-    verses.map(|verse| verse["text"].as_str().unwrap()).collect::<Vec<_>>().join("\n")
-}
-
-/// Sensitivities too, in steps that a test has time for.
-const SENSITIVITY: [&str; 4] = ["--context", "256", "--sensitivity", "256"];
-
 #[test]
 fn bits_are_given_out_by_what_rounding_each_matrix_does() {
     let folder = tempdir().unwrap();
@@ -201,41 +209,26 @@ fn bits_are_given_out_by_what_rounding_each_matrix_does() {
     let weights = |set: &Path| json(&set.join("node-0/manifest.json"))["ids"]["weights"].clone();
     assert_eq!(weights(&set), weights(&again));
 
-    // At the same size as four bits everywhere, the model is nearer to its original.
-    let uniform =
-        convert("kjv-4m", &out("uniform"), &["--rounding", "gptq", "--stats", path(&stats)]);
+    // At the same size as smaller groups everywhere, the model is nearer to its original.
+    let stats_of = ["--stats", path(&stats)];
+    let five = convert("kjv-4m", &out("five"), &[&["--bpw", "5"][..], &stats_of].concat());
+    let groups = ["--group-size", "32", "--rounding", "gptq"];
+    let uniform = convert("kjv-4m", &out("uniform"), &[&groups[..], &stats_of].concat());
     let plain = convert("kjv-4m", &out("plain"), &["--bits", "16"]);
     let words = out("held-out.txt");
     fs::write(&words, held_out()).unwrap();
-    let args = ["eval", path(&set), path(&uniform), "--exact", "--context", "128", "--json"];
+    let args = ["eval", path(&five), path(&uniform), "--exact", "--context", "128", "--json"];
     let args = [&args[..], &["--text", path(&words), "--against", path(&plain)]].concat();
     let found: Value = serde_json::from_str(&succeed(&args)).unwrap();
     let kl = |set: usize| found["sets"][set]["against"]["kl_mean"]["value"].as_f64().unwrap();
     assert!(kl(0) < 0.9 * kl(1), "{} with bits given out, {} without", kl(0), kl(1));
+    check_budgets(folder.path(), &stats);
+    check_fit(&stats);
 }
 
-#[test]
-fn a_killed_sensitivity_goes_on_to_the_bytes_of_one_thread() {
-    let folder = tempdir().unwrap();
-    let one = [&SENSITIVITY[..], &["--threads", "1"]].concat();
-    let expected = files(&calibrate(&folder.path().join("one"), &one));
-    let (source, output) = (data("kjv-4m"), folder.path().join("killed"));
-    let args = ["calibrate", path(&source), "-o", path(&output), "--tokens", TOKENS];
-    let args = [&args[..], &SENSITIVITY].concat();
-    kill(paused("sensitivity:layer:2", &args));
-    assert!(!output.exists(), "half a result has the final name");
-    let again = run(&args);
-    let said = text(&again.stderr);
-    assert!(again.status.success(), "{said}");
-    assert!(said.contains("resuming after 2 layers that an earlier run has measured"), "{said}");
-    assert!(files(&output) == expected, "other bytes");
-    assert!(!folder.path().join("killed.part").exists(), "its work is left over");
-}
-
-#[test]
-fn budgets_that_are_not_possible_are_refused() {
-    let folder = tempdir().unwrap();
-    let (source, output) = (data("kjv-4m"), folder.path().join("set"));
+/// Budgets that are not possible.
+fn check_budgets(folder: &Path, stats: &Path) {
+    let (source, output) = (data("kjv-4m"), folder.join("refused"));
     let check = |code: i32, options: &[&str], expected: &str| {
         let args = ["convert", path(&source), "-o", path(&output)];
         let error = fail(code, &[&args[..], options].concat());
@@ -243,16 +236,42 @@ fn budgets_that_are_not_possible_are_refused() {
         assert!(!output.exists());
     };
     check(2, &["--bpw", "4.5"], "--bpw 4.5 gives out bits by what");
-    check(2, &["--bpw", "40"], "no number from 2 to 16");
+    check(2, &["--bpw", "40"], "neither a number from 2 to 16");
     check(2, &["--bpw", "5", "--bits", "4"], "cannot be used with");
-    let without = calibrate(&folder.path().join("without"), &[]);
-    check(2, &["--bpw", "4.5", "--stats", path(&without)], "calibrate again with --sensitivity");
-    let stats = calibrate(&folder.path().join("stats"), &SENSITIVITY);
-    check(2, &["--size", "1m", "--stats", path(&stats)], "is too little: with the fewest bits");
-    let file = stats.join("sensitivity.json");
+    let with = |stats: &Path, code: i32, options: &[&str], expected: &str| {
+        check(code, &[options, &["--stats", path(stats)]].concat(), expected);
+    };
+    with(stats, 2, &["--size", "1m"], "is too little: with the fewest bits");
+    with(stats, 2, &["--bpw", "fit"], "needs the nodes' memory");
+    let small = ["--bpw", "fit", "--nodes", "a=2m:1m"];
+    with(stats, 2, &small, "a rank needs more than its node allows");
+    let other = folder.join("other");
+    copy_folder(stats, &other);
+    let file = other.join("sensitivity.json");
     let measured = fs::read_to_string(&file).unwrap();
-    fs::write(&file, measured.replace("model.", "other.")).unwrap();
-    check(1, &["--bpw", "4.5", "--stats", path(&stats)], "it was made for another model");
+    let foreign = measured.replace("model.", "other.").replace("lm_head", "head");
+    fs::write(&file, foreign).unwrap();
+    with(&other, 1, &["--bpw", "4.5"], "it was made for another model");
     fs::write(&file, measured.replace("\"kl\": ", "\"kl\": -")).unwrap();
-    check(1, &["--bpw", "4.5", "--stats", path(&stats)], "a divergence of -");
+    with(&other, 1, &["--bpw", "4.5"], "a divergence of -");
+    fs::remove_file(file).unwrap();
+    with(&other, 2, &["--bpw", "4.5"], "calibrate again with --sensitivity");
+}
+
+/// As many bits as nodes allow.
+fn check_fit(stats: &Path) {
+    let source = data("kjv-4m");
+    let plan = |asked: &[&str]| -> Value {
+        let args = ["plan", path(&source), "--stats", path(stats), "--context", "64", "--json"];
+        serde_json::from_str(&succeed(&[&args[..], asked].concat())).unwrap()
+    };
+    let needs = |plan: &Value| plan["ranks"][0]["total_bytes"].as_u64().unwrap();
+    // Between what two budgets need there is one that fits.
+    let [few, many] = ["4.2", "6"].map(|bits| needs(&plan(&["--bpw", bits, "--nodes", "2"])));
+    let limit = few.midpoint(many);
+    let nodes = format!("a={limit}:{limit},b={limit}:{limit}");
+    let fitted = plan(&["--bpw", "fit", "--nodes", &nodes]);
+    assert_eq!(fitted["ok"], true);
+    assert!((few..=limit).contains(&needs(&fitted)), "{few} {fitted} {limit}");
+    assert!(limit - needs(&fitted) < (many - few) / 4, "{fitted}");
 }

@@ -14,7 +14,13 @@ use shardpack_formats::{
 };
 use shardpack_manifests::manifest::MatrixFormat;
 
-use super::{files::stored_size, formats::for_width, module_name, options::Choice};
+use super::{
+    ConvertOptions, Nodes, Plan, PlanError,
+    files::stored_size,
+    formats::{choose, for_width},
+    module_name,
+    options::Choice,
+};
 use crate::recipe::{Budget, FormatCost, Matrix, give_out};
 
 /// Why bits cannot be given out.
@@ -58,6 +64,14 @@ pub enum BudgetError {
         /// The folder.
         path: String,
     },
+    /// Nodes without a limit.
+    #[error("--bpw fit needs the nodes' memory: --nodes with each one's, such as a=64g,b=128g")]
+    NoLimits,
+    /// Even the fewest bits are too many.
+    #[error(
+        "--bpw fit: with the fewest bits everywhere a rank needs more than its node allows; use a shorter --context, or more nodes"
+    )]
+    NothingFits,
     /// Less than the smallest formats take.
     #[error(
         "{budget} is too little: with the fewest bits everywhere this model takes {least} bytes, {bits:.2} bits per weight"
@@ -80,6 +94,12 @@ impl BudgetError {
         matches!(self, Self::Sensitivities { .. } | Self::Foreign { .. })
     }
 }
+
+/// Hundredths of a bit per weight below which no model is.
+const FEWEST_BITS: u32 = 200;
+
+/// Hundredths of a bit per weight above which no format is that bits are given out in.
+const MOST_BITS: u32 = 1_000;
 
 /// What each matrix gets.
 pub(super) struct Given {
@@ -109,51 +129,44 @@ pub(super) fn read(budget: Budget, stats: Option<&Path>) -> Result<Sensitivities
         .map_err(|source| BudgetError::Sensitivities { path: shown(), source })
 }
 
-/// Gives out bits. Overrides stand, and so do the recipe's formats of what was not measured.
-pub(super) fn give(
-    normalised: &Normalised,
+/// A tensor and what was measured of it.
+type Measured<'a> = (&'a TensorPlan, &'a ModuleSensitivity);
+
+/// The model's tensors as a budget sees them.
+struct Tensors<'a> {
+    /// Bytes of what has its format already.
+    fixed: u64,
+    /// What is free; tensors that stand as one in files have one format.
+    units: Vec<Vec<Measured<'a>>>,
+}
+
+/// Divides tensors. Overrides stand, and so do the recipe's formats of what was not measured.
+fn divide<'a>(
+    normalised: &'a Normalised,
     choice: &Choice,
-    (budget, stats): (Budget, &Path),
-    measured: &Sensitivities,
+    by_module: &BTreeMap<&str, &'a ModuleSensitivity>,
     dtype: Dtype,
-) -> Result<Given, BudgetError> {
-    let by_module: BTreeMap<&str, &ModuleSensitivity> =
-        measured.modules.iter().map(|entry| (entry.module.as_str(), entry)).collect();
+) -> Tensors<'a> {
     let layers = normalised.spec.layers.len() as u32;
-    let weights = normalised.tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>());
-    let weights: u64 = weights.sum();
     let mut fixed = 0;
-    // Tensors that stand as one in files have one format.
-    let mut units: BTreeMap<&str, Vec<(&TensorPlan, &ModuleSensitivity)>> = BTreeMap::new();
-    let mut found = false;
+    let mut units: BTreeMap<&str, Vec<Measured<'a>>> = BTreeMap::new();
     for tensor in &normalised.tensors {
         let module = module_name(&tensor.name);
-        let plain = || stored_size(tensor, MatrixFormat::Plain, dtype);
         if !tensor.quantizable {
-            fixed += plain();
+            fixed += stored_size(tensor, MatrixFormat::Plain, dtype);
             continue;
         }
-        let measured = by_module.get(module).filter(|entry| !entry.errors.is_empty());
-        found |= measured.is_some();
-        let matrix = Matrix { module, layer: tensor.layer, role: tensor.role };
-        let stands = choice.overrides.of(module, choice.main).or_else(|| {
-            let free = measured.is_some() && tensor.role != Role::Indexer;
-            (!free).then(|| choice.recipe.format(&matrix, layers, choice.main))
-        });
-        match (stands, measured) {
-            (None, Some(measured)) => {
-                let unit = tensor.stored_as.as_ref().map_or(module, |other| &other.name);
-                units.entry(unit).or_default().push((tensor, measured));
-            }
-            (stands, _) => {
-                let format = stands.unwrap_or_else(|| choice.main.stored());
-                let width = tensor.shape.last().copied().unwrap_or(0);
-                fixed += stored_size(tensor, for_width(format, width), dtype);
-            }
+        let measured = by_module.get(module).filter(|_| tensor.role != Role::Indexer);
+        let stands = choice.overrides.of(module, choice.main);
+        if let (None, Some(measured)) = (stands, measured) {
+            let unit = tensor.stored_as.as_ref().map_or(module, |other| &other.name);
+            units.entry(unit).or_default().push((tensor, *measured));
+            continue;
         }
-    }
-    if !found {
-        return Err(BudgetError::Foreign { path: stats.display().to_string() });
+        let matrix = Matrix { module, layer: tensor.layer, role: tensor.role };
+        let format = stands.unwrap_or_else(|| choice.recipe.format(&matrix, layers, choice.main));
+        let width = tensor.shape.last().copied().unwrap_or(0);
+        fixed += stored_size(tensor, for_width(format, width), dtype);
     }
     let mut units: Vec<_> = units.into_values().collect();
     units.retain(|unit| {
@@ -164,33 +177,102 @@ pub(super) fn give(
         }
         has_formats
     });
-    let formats: Vec<Vec<MatrixFormat>> = units.iter().map(|unit| shared_formats(unit)).collect();
-    let costs: Vec<Vec<FormatCost>> = units
-        .iter()
-        .zip(&formats)
-        .map(|(unit, formats)| formats.iter().map(|it| cost(unit, *it, dtype)).collect())
-        .collect();
-    let bytes = budget.bytes(weights);
-    let given = give_out(&costs, bytes.saturating_sub(fixed)).and_then(|given| {
-        let least = costs.iter().flat_map(|it| it.iter().map(|it| it.bytes).min()).sum();
-        if bytes < fixed { Err(least) } else { Ok(given) }
-    });
-    let given = given.map_err(|least| {
-        let least = least + fixed;
-        BudgetError::TooLittle { budget, least, bits: least as f64 * 8.0 / weights.max(1) as f64 }
-    })?;
-    let mut out = Given { formats: BTreeMap::new(), divergence: 0.0 };
-    for (unit, at) in given.into_iter().enumerate() {
-        out.divergence += costs[unit][at].divergence;
-        for (tensor, _) in &units[unit] {
-            out.formats.insert(module_name(&tensor.name).to_owned(), formats[unit][at]);
+    Tensors { fixed, units }
+}
+
+/// What bits are given out to.
+pub(super) struct Task<'a> {
+    pub(super) normalised: &'a Normalised,
+    pub(super) choice: &'a Choice,
+    /// Type of scales and of what is not quantized.
+    pub(super) dtype: Dtype,
+}
+
+impl Task<'_> {
+    /// Gives out bits within a budget.
+    pub(super) fn give(
+        &self,
+        options: &ConvertOptions,
+        budget: Budget,
+        measured: &Sensitivities,
+    ) -> Result<Given, BudgetError> {
+        let Self { normalised, choice, dtype } = *self;
+        let by_module: BTreeMap<&str, &ModuleSensitivity> =
+            measured.modules.iter().map(|entry| (entry.module.as_str(), entry)).collect();
+        let mut matrices = normalised.tensors.iter().filter(|tensor| tensor.quantizable);
+        if !matrices.any(|tensor| by_module.contains_key(module_name(&tensor.name))) {
+            let stats = options.stats.as_deref().unwrap_or(Path::new(""));
+            return Err(BudgetError::Foreign { path: stats.display().to_string() });
         }
+        let weights = normalised.tensors.iter().map(|it| it.shape.iter().product::<u64>());
+        let weights: u64 = weights.sum();
+        let Tensors { fixed, units } = divide(normalised, choice, &by_module, dtype);
+        let formats: Vec<Vec<MatrixFormat>> =
+            units.iter().map(|unit| shared_formats(unit)).collect();
+        let costs: Vec<Vec<FormatCost>> = units
+            .iter()
+            .zip(&formats)
+            .map(|(unit, formats)| formats.iter().map(|it| cost(unit, *it, dtype)).collect())
+            .collect();
+        let given = match budget.bytes(weights).checked_sub(fixed) {
+            Some(left) => give_out(&costs, left),
+            None => Err(costs.iter().flat_map(|it| it.iter().map(|it| it.bytes).min()).sum()),
+        };
+        let given = given.map_err(|least| {
+            let least = least + fixed;
+            let bits = least as f64 * 8.0 / weights.max(1) as f64;
+            BudgetError::TooLittle { budget, least, bits }
+        })?;
+        let mut out = Given { formats: BTreeMap::new(), divergence: 0.0 };
+        for (unit, at) in given.into_iter().enumerate() {
+            out.divergence += costs[unit][at].divergence;
+            for (tensor, _) in &units[unit] {
+                out.formats.insert(module_name(&tensor.name).to_owned(), formats[unit][at]);
+            }
+        }
+        Ok(out)
     }
-    Ok(out)
+
+    /// Gives out the most bits, in steps of a hundredth, with which every rank fits its node.
+    pub(super) fn give_what_fits(
+        &self,
+        options: &ConvertOptions,
+        measured: &Sensitivities,
+    ) -> Result<Given, PlanError> {
+        if !matches!(options.nodes, Nodes::Limited(_)) {
+            return Err(BudgetError::NoLimits.into());
+        }
+        let Self { normalised, choice, dtype } = *self;
+        let mut best = None;
+        let [mut fits, mut too_much] = [FEWEST_BITS, MOST_BITS];
+        while too_much - fits > 1 {
+            let hundredths = fits.midpoint(too_much);
+            let budget = Budget::BitsPerWeight(f64::from(hundredths) / 100.0);
+            match self.give(options, budget, measured) {
+                // Fewer bits than the fewest: there may be a place above.
+                Err(BudgetError::TooLittle { .. }) => fits = hundredths,
+                Err(error) => return Err(error.into()),
+                Ok(given) => {
+                    let formats = Some(&given.formats);
+                    let quantization = choose(normalised, choice, None, dtype, formats)?;
+                    let (normalised, options) = (normalised.clone(), options.clone());
+                    let rounding = choice.rounding;
+                    let plan = Plan::of(normalised, quantization, options, rounding, Vec::new());
+                    if plan.fits() {
+                        fits = hundredths;
+                        best = Some(given);
+                    } else {
+                        too_much = hundredths;
+                    }
+                }
+            }
+        }
+        best.ok_or_else(|| BudgetError::NothingFits.into())
+    }
 }
 
 /// The formats that every part of a unit was measured in.
-fn shared_formats(unit: &[(&TensorPlan, &ModuleSensitivity)]) -> Vec<MatrixFormat> {
+fn shared_formats(unit: &[Measured<'_>]) -> Vec<MatrixFormat> {
     let of = |measured: &ModuleSensitivity| -> BTreeSet<(u32, u32)> {
         measured.errors.iter().map(|error| (error.bits, error.group_size)).collect()
     };
@@ -200,11 +282,7 @@ fn shared_formats(unit: &[(&TensorPlan, &ModuleSensitivity)]) -> Vec<MatrixForma
 }
 
 /// What a unit takes and costs in a format.
-fn cost(
-    unit: &[(&TensorPlan, &ModuleSensitivity)],
-    format: MatrixFormat,
-    dtype: Dtype,
-) -> FormatCost {
+fn cost(unit: &[Measured<'_>], format: MatrixFormat, dtype: Dtype) -> FormatCost {
     let mut sum = FormatCost { bytes: 0, divergence: 0.0 };
     for (tensor, measured) in unit {
         sum.bytes += stored_size(tensor, format, dtype);

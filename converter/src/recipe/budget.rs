@@ -14,15 +14,18 @@ pub enum Budget {
     BitsPerWeight(f64),
     /// Bytes of all weights.
     Bytes(u64),
+    /// As much as the nodes' memory allows.
+    Fit,
 }
 
 impl Budget {
-    /// Bytes for a model of so many weights.
+    /// Bytes for a model of so many weights; no limit where nodes decide.
     #[must_use]
     pub fn bytes(self, weights: u64) -> u64 {
         match self {
             Self::BitsPerWeight(bits) => (bits * weights as f64 / 8.0) as u64,
             Self::Bytes(bytes) => bytes,
+            Self::Fit => u64::MAX,
         }
     }
 }
@@ -32,20 +35,23 @@ impl fmt::Display for Budget {
         match self {
             Self::BitsPerWeight(bits) => write!(formatter, "--bpw {bits}"),
             Self::Bytes(bytes) => write!(formatter, "--size {bytes}"),
+            Self::Fit => formatter.write_str("--bpw fit"),
         }
     }
 }
 
-/// Bits per weight as an option.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BitsPerWeight(pub f64);
-
-impl FromStr for BitsPerWeight {
+impl FromStr for Budget {
     type Err = String;
 
+    /// Bits per weight, or `fit`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "fit" {
+            return Ok(Self::Fit);
+        }
         let bits = text.parse::<f64>().ok().filter(|bits| (2.0..=16.0).contains(bits));
-        bits.map(Self).ok_or_else(|| format!("{text:?} is no number from 2 to 16, such as 4.8"))
+        bits.map(Self::BitsPerWeight).ok_or_else(|| {
+            format!("{text:?} is neither a number from 2 to 16, such as 4.8, nor fit")
+        })
     }
 }
 

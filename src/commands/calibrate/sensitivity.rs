@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use shardpack_converter::{Candidates, Weights};
 use shardpack_engine::{
-    calibration::{RoundingError, SensitivityRun},
+    calibration::{Round, RoundingError, SensitivityRun},
     loading::PackageTensor,
 };
 use shardpack_engine_api::TokenId;
@@ -39,9 +39,8 @@ pub(super) fn measure(
     let sequences = beginnings(sequences, tokens);
     let run = SensitivityRun::open(model, &sequences, threads).map_err(failure)?;
     let candidates = Candidates::open(work.path()).map_err(Failure::wrong)?;
-    let mut variants = Variants::default();
     // Taken between two layers, while the rounding stays borrowed.
-    let errors = RefCell::new(Vec::new());
+    let errors = Errors::default();
     let mut round = |module: &str, tensor: &PackageTensor| {
         let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape(), tensor.bytes());
         let measured = candidates.measure(&Weights { module, dtype, shape, bytes });
@@ -55,17 +54,7 @@ pub(super) fn measure(
     let all = |variants: usize| -> Vec<usize> { lengths.repeat(1 + variants) };
     let layers = run.layers();
     let tokens: usize = sequences.iter().map(Vec::len).sum();
-    let mut next = 0;
-    if let Some((layer, found)) = work.variants(tokens, layers)? {
-        say(&format!("note: resuming after {layer} layers that an earlier run has measured"));
-        (next, variants) = (layer, found);
-    } else {
-        let mut streams = work.variant_streams(tokens, None, 0, &[])?;
-        run.embed(&mut streams, &mut round).map_err(failure)?;
-        variants.modules.append(&mut errors.take());
-        streams.finish()?;
-        work.write_variants(tokens, 0, &variants)?;
-    }
+    let (next, mut variants) = begin(work, &run, tokens, &mut round, &errors)?;
     let progress = Progress::bytes("sensitivity", bytes(&lengths, layers, next, &variants, index));
     for layer in next..layers {
         kill_points::at(|| format!("sensitivity:layer:{layer}"));
@@ -101,6 +90,29 @@ pub(super) fn measure(
             .map(|((module, kl), (_, errors))| ModuleSensitivity { module, kl, errors })
             .collect(),
     })
+}
+
+/// Modules whose rounding has been measured, and what other formats do to them.
+type Errors = RefCell<Vec<(String, Vec<FormatError>)>>;
+
+/// The layer at which an earlier run was, or the first one, and the variants before it.
+fn begin(
+    work: &WorkFolder,
+    run: &SensitivityRun<'_>,
+    tokens: usize,
+    round: &mut Round<'_>,
+    errors: &Errors,
+) -> Result<(usize, Variants), Failure> {
+    if let Some((layer, found)) = work.variants(tokens, run.layers())? {
+        say(&format!("note: resuming after {layer} layers that an earlier run has measured"));
+        return Ok((layer, found));
+    }
+    let mut streams = work.variant_streams(tokens, None, 0, &[])?;
+    run.embed(&mut streams, round).map_err(failure)?;
+    streams.finish()?;
+    let variants = Variants { modules: errors.take() };
+    work.write_variants(tokens, 0, &variants)?;
+    Ok((0, variants))
 }
 
 /// The first tokens of the first sequences, which are of different texts.
