@@ -166,16 +166,14 @@ impl Task<'_> {
         let mut scales = vec![0; groups * store.size_bytes()];
         let mut biases = scales.clone();
         let out = (&mut packed[..], &mut scales[..], &mut biases[..]);
-        let found = match moments.factor(module, matrix as u64, group)? {
-            Some(factor) => {
-                let options = QuantizeOptions::new(format, Rounding::Gptq, store);
-                affine::quantize_with_feedback(&options, &factor, (dtype, bytes), out)
-                    .map(|(_, outputs)| outputs.stored)
-            }
-            None => {
-                let options = QuantizeOptions::new(format, Rounding::Refined, store);
-                affine::quantize(&options, (dtype, bytes), out).map(|sums| sums.errors)
-            }
+        let options = |rounding| QuantizeOptions::new(format, rounding, store);
+        let found = if let Some(factor) = moments.factor(module, matrix as u64, group)? {
+            let options = options(Rounding::Gptq);
+            affine::quantize_with_feedback(&options, &factor, (dtype, bytes), out)
+                .map(|(_, outputs)| outputs.stored)
+        } else {
+            let options = options(Rounding::Refined);
+            affine::quantize(&options, (dtype, bytes), out).map(|sums| sums.errors)
         };
         let error = found
             .map_err(|source| CandidatesError::Weights { module: module.to_owned(), source })?;

@@ -216,7 +216,7 @@ impl Task<'_> {
             .collect();
         let given = match budget.bytes(weights).checked_sub(fixed) {
             Some(left) => give_out(&costs, left),
-            None => Err(costs.iter().flat_map(|it| it.iter().map(|it| it.bytes).min()).sum()),
+            None => Err(costs.iter().filter_map(|it| it.iter().map(|it| it.bytes).min()).sum()),
         };
         let given = given.map_err(|least| {
             let least = least + fixed;
