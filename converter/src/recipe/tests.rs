@@ -70,7 +70,7 @@ fn recipes_are_named() {
         assert_eq!(recipe.to_string().parse(), Ok(recipe));
     }
     let error = "Sensitive".parse::<Recipe>().unwrap_err().to_string();
-    assert_eq!(error, "recipe \"Sensitive\" is not possible; uniform and sensitive are");
+    assert_eq!(error, "recipe \"Sensitive\" is no file, and neither uniform nor sensitive");
 }
 
 #[test]
