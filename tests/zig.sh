@@ -6,6 +6,8 @@ tools=target/darwin-tools
 "$tools/bin/python" -c 'import ziglang' 2>/dev/null ||
     "$tools/bin/python" -m pip install --quiet 'ziglang==0.15.2'
 tools=$(cd "$tools" && pwd)
+# Itself: Python takes longer to start than most files take to compile.
+zig_program=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
 
 # Stubs of Apple's libraries, for rustc's linker.
 "$tools/bin/python" dist/apple_stubs.py "$tools/apple"
@@ -29,8 +31,8 @@ for arg in "\$@"; do
         *) args+=("\$arg") ;;
     esac
 done
-exec "$tools/bin/python" -m ziglang cc -target $2 -fno-sanitize=undefined "\${args[@]}"
+exec "$zig_program" cc -target $2 -fno-sanitize=undefined "\${args[@]}"
 END
-    printf '#!/usr/bin/env bash\nexec "%s/bin/python" -m ziglang ar "$@"\n' "$tools" >"$tools/$1-ar"
+    printf '#!/usr/bin/env bash\nexec "%s" ar "$@"\n' "$zig_program" >"$tools/$1-ar"
     chmod +x "$tools/$1-cc" "$tools/$1-ar"
 }
