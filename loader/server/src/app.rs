@@ -182,7 +182,7 @@ impl Server {
         Self { app: Arc::new(app) }
     }
 
-    /// Tells of these events, and adds its own; to be said before its keys.
+    /// Tells of these events, and adds its own; to be said before its keys and its certificate.
     #[must_use]
     pub fn with_events(self, events: ServerEvents) -> Self {
         self.app.models.set_events(events.clone());
@@ -265,7 +265,7 @@ impl Server {
     /// Serves HTTPS.
     #[must_use]
     pub fn with_tls(self, tls: Tls) -> Self {
-        self.change(|app| app.tls = Some(Arc::new(tls)))
+        self.change(|app| app.tls = Some(Arc::new(tls.with_events(app.events.clone()))))
     }
 
     /// Writes responses on a runtime of their own.

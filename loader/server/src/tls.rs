@@ -1,5 +1,5 @@
 //! TLS: certificate and key come from PEM files, which are reloaded when they change or on a
-//! signal. No client certificates; API keys authenticate clients.
+//! signal. No client certificates; API keys authenticate clients. Knows nothing of what is served.
 
 use std::{
     fs::{self, File},
@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde_json::Value;
 use tokio::{
     net::TcpStream,
     time::{sleep, timeout},
@@ -22,6 +23,8 @@ use tokio_rustls::{
     },
     server::TlsStream,
 };
+
+use crate::events::ServerEvents;
 
 /// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
 const PEM_BYTES_MAX: u64 = 1 << 20;
@@ -92,6 +95,7 @@ pub struct Tls {
     files: [PathBuf; 2],
     state: Mutex<(Arc<ServerConfig>, Seen)>,
     report: Report,
+    events: ServerEvents,
 }
 
 impl Tls {
@@ -102,7 +106,13 @@ impl Tls {
         // Metadata first: a change while reading causes another reload.
         let seen = look(&files);
         let config = Arc::new(config(&files)?);
-        Ok(Self { files, state: Mutex::new((config, seen)), report })
+        let (state, events) = (Mutex::new((config, seen)), ServerEvents::default());
+        Ok(Self { files, state, report, events })
+    }
+
+    /// Adds to these events when the files are read again.
+    pub(crate) fn with_events(self, events: ServerEvents) -> Self {
+        Self { events, ..self }
     }
 
     /// Answers a client's handshake, with the certificate that is in use now.
@@ -136,16 +146,22 @@ impl Tls {
     fn reload_and_tell(&self, force: Force) {
         match self.reload(force) {
             Ok(false) => {}
-            Ok(true) => (self.report)("tls: certificate and key reloaded"),
+            Ok(true) => {
+                (self.report)("tls: certificate and key reloaded");
+                let [certificate, key] = &self.files;
+                let text = format!("{} and {} read again", certificate.display(), key.display());
+                self.events.add("certificate_reloaded", None, &text, Value::Null);
+            }
             Err(error) => {
-                let mut text = format!("tls: cannot reload, the certificate in use stays: {error}");
+                let mut text = format!("cannot reload, the certificate in use stays: {error}");
                 let mut source = std::error::Error::source(&error);
                 while let Some(error) = source {
                     text.push_str(": ");
                     text.push_str(&error.to_string());
                     source = error.source();
                 }
-                (self.report)(&text);
+                (self.report)(&format!("tls: {text}"));
+                self.events.add("certificate_refused", None, &text, Value::Null);
             }
         }
     }

@@ -134,6 +134,26 @@ fn a_new_pair_is_taken_and_a_bad_one_is_not() {
 }
 
 #[test]
+fn what_came_of_reading_the_files_again_is_an_event() {
+    let (pair, events) = (Pair::new(), ServerEvents::default());
+    let tls = pair.open().unwrap().with_events(events.clone());
+    tls.reload_and_tell(Force::IfChanged);
+    assert_eq!(events.last(), 0, "nothing has changed");
+    tls.reload_now();
+    fs::write(pair.certificate(), "").unwrap();
+    tls.reload_and_tell(Force::IfChanged);
+    // A bad pair is told of once.
+    tls.reload_and_tell(Force::IfChanged);
+    let told = events.after(0);
+    let kinds: Vec<&str> = told.iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, ["certificate_reloaded", "certificate_refused"]);
+    assert!(told[0].text.contains("cert.pem and ") && told[0].text.ends_with("key.pem read again"));
+    assert!(told[1].text.starts_with("cannot reload, the certificate in use stays: "), "{told:?}");
+    assert!(told[1].text.contains("cert.pem: holds no certificate"), "{told:?}");
+    assert!(told.iter().all(|event| event.model.is_none()), "it is the whole server's");
+}
+
+#[test]
 fn what_cannot_be_used_is_named_with_its_file() {
     let check = |change: &dyn Fn(&Pair), words: &[&str]| {
         let pair = Pair::new();
