@@ -9,7 +9,7 @@ use super::{
     routes::{ROUTES, Route, Target},
 };
 
-/// A member of a request body.
+/// A member of a request body, or a parameter of a query.
 #[derive(Clone, Copy)]
 struct Member {
     name: &'static str,
@@ -200,14 +200,49 @@ fn members(target: Target) -> Vec<Member> {
     }
 }
 
-fn schema(members: &[Member]) -> Value {
-    let properties: Map<String, Value> = members
-        .iter()
-        .map(|member| {
-            let schema = serde_json::from_str(member.schema).expect("constants of this file");
-            (member.name.to_owned(), schema)
+const OF_EVENTS: &[Member] = &[optional("since", r#"{"type":"integer","minimum":0}"#)];
+
+const OF_USAGE: &[Member] = &[
+    optional("from", STRING),
+    optional("to", STRING),
+    optional("by", r#"{"type":"string","enum":["hour","day","total"]}"#),
+    optional("format", r#"{"type":"string","enum":["json","csv"]}"#),
+];
+
+const OF_A_MODEL: &[Member] = &[optional("model", STRING)];
+
+/// The parameters that a route takes in its query.
+const fn query(target: Target) -> &'static [Member] {
+    match target {
+        Target::Events => OF_EVENTS,
+        Target::Usage => OF_USAGE,
+        Target::Props | Target::TokenizerInfo => OF_A_MODEL,
+        _ => &[],
+    }
+}
+
+/// The parameters of a route's address.
+fn parameters(route: &Route) -> Vec<Value> {
+    let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}});
+    let in_path = route.path.contains("id}").then_some(id);
+    let in_query = query(route.target).iter().map(|member| {
+        json!({
+            "name": member.name, "in": "query", "required": member.is_required,
+            "schema": member.schema(),
         })
-        .collect();
+    });
+    in_path.into_iter().chain(in_query).collect()
+}
+
+impl Member {
+    fn schema(&self) -> Value {
+        serde_json::from_str(self.schema).expect("constants of this file")
+    }
+}
+
+fn schema(members: &[Member]) -> Value {
+    let properties: Map<String, Value> =
+        members.iter().map(|member| (member.name.to_owned(), member.schema())).collect();
     let required: Vec<&str> =
         members.iter().filter(|member| member.is_required).map(|member| member.name).collect();
     json!({"type": "object", "properties": properties, "required": required})
@@ -258,8 +293,9 @@ fn operation(route: &Route) -> Value {
         operation["requestBody"] =
             json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
-    if route.path.contains("id}") {
-        operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
+    let parameters = parameters(route);
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
     }
     if route.access != Access::Public {
         operation["security"] = json!([{}, {"bearer": []}, {"key": []}]);
@@ -330,6 +366,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn parameters_of_addresses_are_described() {
+        let document = document();
+        let named = |path: &str| -> Vec<String> {
+            let found = document["paths"][path]["get"]["parameters"].as_array();
+            let name = |it: &Value| format!("{} {}", it["in"].as_str().unwrap(), it["name"]);
+            found.into_iter().flatten().map(|it| name(it).replace('"', "")).collect()
+        };
+        assert_eq!(named("/events"), ["query since"]);
+        assert_eq!(named("/v1/usage"), ["query from", "query to", "query by", "query format"]);
+        assert_eq!(named("/props"), ["query model"]);
+        assert_eq!(named("/v1/models/{id}"), ["path id"]);
+        assert_eq!(named("/stats"), [""; 0]);
+        let since = &document["paths"]["/events"]["get"]["parameters"][0];
+        assert_eq!(since["required"], false);
+        assert_eq!(since["schema"], json!({"type": "integer", "minimum": 0}));
     }
 
     #[test]

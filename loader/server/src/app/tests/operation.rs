@@ -100,6 +100,21 @@ fn a_read_only_key_watches_and_computes_nothing() {
 }
 
 #[test]
+fn a_key_that_may_only_administer_is_told_so() {
+    let mut file = KeyFile::default();
+    let key = file.add("ops", BTreeSet::from([Scope::Admin]), KeyLimits::default()).unwrap();
+    let server = start_server(vec![STOP], |server| server.with_keys(ApiKeys::new(file).unwrap()));
+    let key = format!("authorization: Bearer {key}");
+    let stats = ask(&server, &key, "GET", "/stats").json();
+    assert_eq!((&stats["may_compute"], &stats["may_manage"]), (&json!(false), &json!(true)));
+    assert_eq!(ask(&server, &key, "GET", "/v1/models/kjv-4m").status, 200);
+    assert_eq!(ask(&server, &key, "POST", "/v1/chat/completions").status, 403);
+    // The body names no model: that is its fault, and not the key's.
+    assert_eq!(ask(&server, &key, "POST", "/v1/models/load").status, 400);
+    assert!(server.seen.try_recv().is_err(), "the engine was asked");
+}
+
+#[test]
 fn events_are_told_to_those_whom_they_concern() {
     let mut file = KeyFile::default();
     let scopes = || BTreeSet::from([Scope::Infer]);
@@ -134,6 +149,9 @@ fn events_are_told_to_those_whom_they_concern() {
     assert_eq!(lost, expected);
     assert_eq!(ask(&wall, "/events?since=1").len(), 1);
     assert_eq!(ask(&wall, "/events?since=2").len(), 0);
+    let wrong = server.send_with(&format!("x-api-key: {wall}\r\n"), "GET", "/events?since=x", "");
+    let wrong = Reply::read(wrong);
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &json!("since")));
     assert_eq!(Reply::read(server.send_with("", "GET", "/stats", "")).status, 401);
 }
 
