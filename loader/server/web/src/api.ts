@@ -22,11 +22,14 @@ export async function ask(address: string, body?: unknown, signal?: AbortSignal)
 }
 export const get = async (address: string) => (await ask(address, undefined, AbortSignal.timeout(10_000))).json();
 
-const BUSY_MS = 6;
+/** Between two frames: time for a stream, and events of it, since what they bring is to be rendered too. */
+const BUSY_MS = 4, EVENTS_MOST = 300, HIDDEN_MS = 100;
+/** Until a frame was drawn; a page that nobody sees draws none. */
+const drawn = () => new Promise<void>((done) => { setTimeout(done, HIDDEN_MS); requestAnimationFrame(() => setTimeout(done)); });
 /** The events of a stream; a stream that ends without its last line is broken. */
 export async function* events(response: Response): AsyncGenerator<any> {
     const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "", since = performance.now();
+    let rest = "", since = performance.now(), count = 0;
     for (;;) {
         const { value, done } = await reader.read();
         if (done) throw new Error(t.broken);
@@ -36,7 +39,7 @@ export async function* events(response: Response): AsyncGenerator<any> {
             if (!frame.startsWith("data: ")) continue;
             if (frame === "data: [DONE]") return;
             // A stream that is faster than the page leaves time to draw it.
-            if (performance.now() - since > BUSY_MS) { await new Promise((done) => setTimeout(done)); since = performance.now(); }
+            if (++count > EVENTS_MOST || performance.now() - since > BUSY_MS) { await drawn(); count = 0; since = performance.now(); }
             yield JSON.parse(frame.slice(6));
         }
     }

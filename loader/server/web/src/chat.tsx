@@ -56,7 +56,7 @@ function Composer({ chat }: { chat: Chat }) {
     const [text, setText] = useState(""), [files, setFiles] = useState<{ name: string; text: string }[]>([]), [problem, setProblem] = useState("");
     const area = useRef<HTMLTextAreaElement>(null), busy = isRunning(chat);
     useEffect(() => { if (innerWidth > 700) area.current!.focus(); }, [chat.id]);
-    useLayoutEffect(() => { const it = area.current!; it.style.height = "auto"; it.style.height = Math.min(it.scrollHeight, innerHeight / 3) + "px"; }, [text]);
+    useLayoutEffect(() => { const it = area.current!; it.style.height = "auto"; if (text) it.style.height = Math.min(it.scrollHeight, innerHeight / 3) + "px"; }, [text]);
     const send = () => {
         if (busy) return stop(chat);
         const wrong = fault(chat.settings);
@@ -82,7 +82,7 @@ function Composer({ chat }: { chat: Chat }) {
 export function ChatView() {
     const { chat, stats, offline, stored } = useStore(), log = useRef<HTMLDivElement>(null), follows = useRef(true);
     const messages = path(chat), lately = news(), shown = messages.filter((it) => it.role !== "tool");
-    useLayoutEffect(() => { if (follows.current && log.current) log.current.scrollTop = 1e9; });
+    useLayoutEffect(() => { if (shown.length && follows.current && log.current) log.current.scrollTop = 1e9; });
     useEffect(() => { follows.current = true; changed(); }, [chat.id, messages.length]);
     return <main class="chat"><div class="log" ref={log} tabIndex={0} role="log" aria-label={t.chats} aria-live="off" onScroll={() => { const it = log.current!; follows.current = it.scrollHeight - it.scrollTop - it.clientHeight < 80; }}>
         {shown.length > 0 && <h1 class="hidden">{chat.title}</h1>}{shown.length === 0 && <div class="empty"><h1>{t.empty}</h1><p>{t.emptyHint}</p></div>}

@@ -3,11 +3,12 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { setKey } from "./api";
 import { ChatView } from "./chat";
+import { warm } from "./lazy";
 import { Button, Dialog, download, Icon, pick } from "./parts";
 import { ClusterPanel } from "./cluster";
 import { Playground } from "./playground";
 import { ModelsPanel, SettingsPanel } from "./side";
-import { begin, drop, fresh, isRunning, keep, open, poll, state, stop, useStore } from "./state";
+import { begin, drop, fresh, isRunning, keep, mayCompute, open, poll, state, stop, useStore } from "./state";
 import { parseChats, toMarkdown } from "./store";
 import { t } from "./strings";
 
@@ -49,15 +50,20 @@ function Page() {
     }, []);
     const now = offline ? "offline" : stats?.state ?? "", toggle = (name: Panel) => setPanel(panel === name ? null : name);
     const shownModel = chat.settings.model ?? models[0]?.id ?? stats?.model ?? t.product;
-    const watches = stats?.may_compute === false;
+    // Keys without the scope infer see the cluster, and with the scope admin the models that they load.
+    const watches = !mayCompute(), manages = stats?.may_manage === true;
     const dark = () => theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     return <div class={"page" + (watches ? " watching" : panel ? " has-panel" : "") + (drawer ? " has-drawer" : "")}>
         <header class="top">{!watches && <Button icon="menu" label={t.menu} kind="only-small" onClick={() => setDrawer(!drawer)} />}<button type="button" class="model-name" onClick={() => toggle("models")} aria-label={`${t.models}: ${shownModel}`}><b id="model">{shownModel}</b></button><span id="state" class={"state " + now}>{t.states[now] ?? now}</span><span class="grow" />
-            <span class="rate" title={t.rate}>{stats ? t.rateNow(stats.tokens_per_second.toFixed(1)) : ""}</span>{watches ? <span class="state">{t.readOnly}</span> : <><Button icon="flask" label={view === "chat" ? t.playground : t.chatView} kind={view === "play" ? "on" : ""} onClick={() => setView(view === "chat" ? "play" : "chat")} /><Button icon="chart" label={t.cluster} kind={panel === "cluster" ? "on" : ""} onClick={() => toggle("cluster")} /><Button icon="gear" label={t.settings} kind={panel === "settings" ? "on" : ""} onClick={() => toggle("settings")} /><Button icon="keys" label={t.keys} kind="not-small" onClick={() => setHelp(true)} /></>}<Button icon="moon" label={t.theme} onClick={() => setTheme(dark() ? "light" : "dark")} /></header>
-        {watches ? <main class="watch"><h1 class="hidden">{t.cluster}</h1><ClusterPanel /></main> : <><Chats onPick={() => { setDrawer(false); setView("chat"); }} />{drawer && <div class="shade" onClick={() => setDrawer(false)} />}{view === "chat" ? <ChatView /> : <Playground />}</>}
+            <span class="rate" title={t.rate}>{stats ? t.rateNow(stats.tokens_per_second.toFixed(1)) : ""}</span>{watches ? <span class="state">{manages ? t.adminOnly : t.readOnly}</span> : <><Button icon="flask" label={view === "chat" ? t.playground : t.chatView} kind={view === "play" ? "on" : ""} onClick={() => setView(view === "chat" ? "play" : "chat")} /><Button icon="chart" label={t.cluster} kind={panel === "cluster" ? "on" : ""} onClick={() => toggle("cluster")} /><Button icon="gear" label={t.settings} kind={panel === "settings" ? "on" : ""} onClick={() => toggle("settings")} /><Button icon="keys" label={t.keys} kind="not-small" onClick={() => setHelp(true)} /></>}<Button icon="moon" label={t.theme} onClick={() => setTheme(dark() ? "light" : "dark")} /></header>
+        {watches ? <main class="watch"><h1 class="hidden">{t.cluster}</h1>{manages && <><h2>{t.models}</h2><ModelsPanel /><h2>{t.cluster}</h2></>}<ClusterPanel /></main> : <><Chats onPick={() => { setDrawer(false); setView("chat"); }} />{drawer && <div class="shade" onClick={() => setDrawer(false)} />}{view === "chat" ? <ChatView /> : <Playground />}</>}
         {panel && !watches && <aside class="side" aria-label={t[panel]}><header><h2>{t[panel]}</h2><Button icon="close" label={t.close} onClick={() => setPanel(null)} /></header>{panel === "settings" ? <SettingsPanel /> : panel === "models" ? <ModelsPanel /> : <ClusterPanel />}</aside>}
         {help && <Dialog title={t.keys} onClose={() => setHelp(false)}><dl class="shortcuts">{t.shortcuts.map(([press, what]) => <div><dt><kbd>{press}</kbd></dt><dd>{what}</dd></div>)}</dl></Dialog>}{needsKey && <KeyDialog />}</div>;
 }
-document.getElementById("app")!.textContent = "";
-render(<Page />, document.getElementById("app")!);
-begin();
+// A task of its own, so that none is long.
+setTimeout(() => {
+    const app = document.getElementById("app")!;
+    app.textContent = "";
+    render(<Page />, app);
+    begin().then(warm);
+});

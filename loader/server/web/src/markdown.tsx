@@ -5,17 +5,7 @@ import MarkdownIt from "markdown-it";
 import DOMPurify from "dompurify";
 import katex from "katex";
 import hljs from "highlight.js/lib/core";
-import bash from "highlight.js/lib/languages/bash"; import c from "highlight.js/lib/languages/c"; import cpp from "highlight.js/lib/languages/cpp";
-import csharp from "highlight.js/lib/languages/csharp"; import css from "highlight.js/lib/languages/css"; import diff from "highlight.js/lib/languages/diff";
-import go from "highlight.js/lib/languages/go"; import ini from "highlight.js/lib/languages/ini"; import java from "highlight.js/lib/languages/java";
-import javascript from "highlight.js/lib/languages/javascript"; import json from "highlight.js/lib/languages/json"; import kotlin from "highlight.js/lib/languages/kotlin";
-import markdown from "highlight.js/lib/languages/markdown"; import python from "highlight.js/lib/languages/python"; import ruby from "highlight.js/lib/languages/ruby";
-import rust from "highlight.js/lib/languages/rust"; import sql from "highlight.js/lib/languages/sql"; import swift from "highlight.js/lib/languages/swift";
-import typescript from "highlight.js/lib/languages/typescript"; import xml from "highlight.js/lib/languages/xml"; import yaml from "highlight.js/lib/languages/yaml";
 import { Copy } from "./parts";
-
-for (const [name, language] of Object.entries({ bash, c, cpp, csharp, css, diff, go, ini, java, javascript, json, kotlin, markdown, python, ruby, rust, sql, swift, typescript, xml, yaml }))
-    hljs.registerLanguage(name, language as any);
 
 const COLOURED_MAX = 50_000, PLAIN_FROM = 20_000, CHUNK_LINES = 100, CHUNK_CHARS = 2000;
 /** A word that browsers take long to break. */
@@ -53,30 +43,34 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 });
 const clean = (html: string) => DOMPurify.sanitize(html, { USE_PROFILES: { html: true, mathMl: true }, FORBID_ATTR: ["style", "id", "name"], FORBID_TAGS: ["style", "form", "input", "img", "svg"] });
 
-/** Renders a text that has some of everything. */
-export const rehearse = () => clean(md.render("# a\n\n1. **b** `c` [d](https://e)\n\n> f <g>\n\n| h |\n|---|\n| $i$ |\n\n```rust\nlet j = 1;\n```\n"));
+/** Renders what an answer may have, in steps that fit between two frames. */
+export const rehearsals = [() => { clean("<p>a</p>"); }, ...["a", "# b\n\n**c** `d`", "1. e\n2. f\n\n> g [h](https://i)", "| j |\n|---|\n| k |\n", "```rust\nlet l = 1;\n```\n", "$m$"].flatMap((text) => {
+    let html = "";
+    return [() => { html = md.render(text); }, () => { clean(html); }];
+})];
 
-type Block = { kind: "text" | "code"; text: string; language: string; open: boolean };
+type Block = { kind: "text" | "code"; text: string; language: string; open: boolean; /** Where in the source the next one begins. */ end: number };
 /** Blocks of a text: fences at the margin, and what blank lines divide. */
 export function blocks(source: string): Block[] {
     const found: Block[] = [];
-    let lines: string[] = [], fence = "", language = "", blank = false;
-    const end = (kind: Block["kind"], open = false) => {
-        if (kind === "code" || lines.some((line) => line.trim())) found.push({ kind, text: lines.join("\n"), language, open });
+    let lines: string[] = [], fence = "", language = "", blank = false, at = 0, next = 0;
+    const end = (kind: Block["kind"], until: number, open = false) => {
+        if (kind === "code" || lines.some((line) => line.trim())) found.push({ kind, text: lines.join("\n"), language, open, end: until });
         lines = []; language = "";
     };
     for (const line of source.split("\n")) {
+        at = next; next += line.length + 1;
         if (fence) {
-            if (line.startsWith(fence) && !line.slice(fence.length).trim().replaceAll(fence[0], "")) { fence = ""; end("code"); } else lines.push(line);
+            if (line.startsWith(fence) && !line.slice(fence.length).trim().replaceAll(fence[0], "")) { fence = ""; end("code", next); } else lines.push(line);
             continue;
         }
         const begun = /^(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/.exec(line);
-        if (begun) { end("text"); [, fence, language] = begun; blank = false; continue; }
-        if (blank && line && !/^(\s|[-*+] |\d+[.)] |\|)/.test(line)) end("text");
+        if (begun) { end("text", at); [, fence, language] = begun; blank = false; continue; }
+        if (blank && line && !/^(\s|[-*+] |\d+[.)] |\|)/.test(line)) end("text", at);
         if (line.trim() || blank || lines.length) lines.push(line);
         blank = line.trim() === "";
     }
-    end(fence ? "code" : "text", true);
+    end(fence ? "code" : "text", source.length, true);
     return found;
 }
 const Line = memo(({ text }: { text: string }) => <span class="chunk">{text}</span>);
@@ -102,8 +96,23 @@ const Text = memo(({ text, open }: { text: string; open: boolean }) => {
     }
     return <div class="md" dangerouslySetInnerHTML={{ __html: last.current.html }} />;
 });
-export const Markdown = memo(({ source, live }: { source: string; live: boolean }) =>
-    <>{blocks(source).map((block, at, all) => {
-        const open = live && at === all.length - 1;
-        return block.kind === "code" ? <Code key={at} text={block.text} language={block.language} open={open && block.open} /> : <Text key={at} text={block.text} open={open} />;
-    })}</>);
+const GROUP = 24;
+type Grown = { text: string; groups: Block[][] };
+/** The blocks of a text in groups. One that grows is read from where its last group begins: the groups before it are as they were. */
+function grouped(known: Grown, source: string): Block[][] {
+    if (!source.startsWith(known.text)) { known.text = ""; known.groups = []; }
+    const begin = known.text.length;
+    let rest = blocks(source.slice(begin)), end = 0;
+    // What is last may still grow.
+    for (; rest.length > GROUP; rest = rest.slice(GROUP)) { known.groups.push(rest.slice(0, GROUP)); end = rest[GROUP - 1].end; }
+    known.text = source.slice(0, begin + end);
+    return [...known.groups, rest];
+}
+const Group = memo(({ blocks, live }: { blocks: Block[]; live: boolean }) => <div class="group">{blocks.map((block, at) => {
+    const open = live && at === blocks.length - 1;
+    return block.kind === "code" ? <Code key={at} text={block.text} language={block.language} open={open && block.open} /> : <Text key={at} text={block.text} open={open} />;
+})}</div>);
+export const Markdown = memo(({ source, live }: { source: string; live: boolean }) => {
+    const known = useRef<Grown>({ text: "", groups: [] });
+    return <>{grouped(known.current, source).map((it, at, all) => <Group key={at} blocks={it} live={live && at === all.length - 1} />)}</>;
+});

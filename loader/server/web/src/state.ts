@@ -1,16 +1,16 @@
 // What the page knows, and what it does: one store that components listen to.
 import { useEffect, useState } from "preact/hooks";
 import { ask, events, get, hasKey, Refused, whenKeyIsRefused } from "./api";
+import { take } from "./figures";
 import * as store from "./store";
 import type { Chat, Message } from "./store";
 import { t } from "./strings";
 
-export type Sample = { at: number; rate: number; queue: number; running: number; step: number };
 /** Something that happened to the server or a model, as `/events` tells it. */
 export type Happening = { number: number; time: string; kind: string; model: string | null; text: string; fields: any };
 export const state = {
     chats: [] as Chat[], chat: store.newChat(), stats: null as any, props: null as any, models: [] as any[], offline: false,
-    samples: [] as Sample[], events: [] as Happening[], lastEvent: -1, news: null as { it: Happening; at: number } | null, needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
+    events: [] as Happening[], lastEvent: -1, news: null as { it: Happening; at: number } | null, needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
 };
 const listeners = new Set<() => void>();
 let frame = 0;
@@ -53,25 +53,26 @@ export async function begin() {
         if (found && !Object.keys(state.chat.messages).length) state.chat = found;
     } catch { state.stored = false; }
     changed();
-    poll(); setInterval(() => { if (!document.hidden) poll(); }, 1000);
+    setInterval(() => { if (!document.hidden) poll(); }, 1000);
+    await poll();
 }
-let polling = false;
+let polling = false, looks = 0;
+/** Between looks at the list of models. */
+const LOOKS_PER_LIST = 5;
 export async function poll() {
     if (polling || (state.needsKey && state.keyWrong)) return;
     polling = true;
     try {
         state.stats = await get("stats");
         state.offline = false; state.needsKey = false;
-        const steps = (state.stats.nodes ?? []).map((node: any) => node.step_ms ?? 0);
-        state.samples.push({ at: Date.now(), rate: state.stats.tokens_per_second, queue: state.stats.requests.waiting, running: state.stats.requests.running, step: Math.max(0, ...steps) });
-        if (state.samples.length > 3600) state.samples.shift();
+        for (const it of state.stats.models ?? []) take(it);
         await follow(state.stats.last_event);
         const asked = state.chat.settings.model;
         if (mayCompute() && (!state.props || state.props.asked !== asked)) {
             const query = asked && state.stats.models?.length > 1 ? "?model=" + encodeURIComponent(asked) : "";
             state.props = { asked, ...(await get("props" + query).catch(() => null)) };
         }
-        if (state.samples.length % 5 === 1) await refreshModels();
+        if (looks++ % LOOKS_PER_LIST === 0) await refreshModels();
     } catch (error) { if (!(error instanceof Refused)) state.offline = true; }
     polling = false;
     changed();

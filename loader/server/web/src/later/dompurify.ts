@@ -1,0 +1,2 @@
+import DOMPurify from "dompurify";
+(globalThis as any).shardpack["dompurify"] = DOMPurify;

@@ -1,0 +1,2 @@
+import katex from "katex";
+(globalThis as any).shardpack["katex"] = katex;

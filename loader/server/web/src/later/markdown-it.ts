@@ -1,0 +1,2 @@
+import MarkdownIt from "markdown-it";
+(globalThis as any).shardpack["markdown-it"] = MarkdownIt;
