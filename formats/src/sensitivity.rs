@@ -2,7 +2,7 @@
 //! to it: what bits are given out by.
 //!
 //! `calibrate --sensitivity` measures, for each matrix (or stack of them) by itself, the mean KL divergence
-//! of the model in which that one is rounded in the [`PROBE`] format from the model at 16 bits. Errors are
+//! of the model in which that one is rounded in one format ([`PROBE_BITS`]) from the model at 16 bits. Errors are
 //! small and independent, so that divergences add, and grow as the squared error of the matrix's outputs
 //! does: in another format a matrix costs its measured divergence times [`FormatError::error`].
 

@@ -76,7 +76,12 @@ pub(super) fn measure(
     let names: Vec<String> = variants.modules.iter().map(|(module, _)| module.clone()).collect();
     let from = all(names.len());
     let mut streams = work.variant_streams(tokens, Some(layers), layers + 1, &from)?;
-    let found = run.divergences(&names, &mut streams, &mut round).map_err(failure)?;
+    let mut step = 0;
+    let mut note = || {
+        progress.add(lengths[step / (names.len() + 1) % lengths.len()] as u64 * 4);
+        step += 1;
+    };
+    let found = run.divergences(&names, &mut streams, &mut round, &mut note).map_err(failure)?;
     // A tied head is rounded once more, and is there already.
     let last = errors.take().into_iter();
     variants.modules.extend(last.filter(|(module, _)| !names.contains(module)));
@@ -130,7 +135,7 @@ fn beginnings(sequences: &[Vec<TokenId>], tokens: usize) -> Vec<Vec<TokenId>> {
     taken
 }
 
-/// Bytes of hidden states that pass through the layers from `next` on.
+/// Bytes of hidden states that pass through the layers from `next` on, and once through the head.
 fn bytes(
     lengths: &[usize],
     layers: usize,
@@ -146,11 +151,12 @@ fn bytes(
         branches += modules().filter(|module| module.starts_with(&prefix)).count();
         passes += branches;
     }
+    passes += branches;
     (passes * lengths.iter().sum::<usize>()) as u64 * 4
 }
 
 impl Variants {
-    /// Reads what [`Self::write`] has written.
+    /// Reads what `calibrate` has written with [`Self::bytes`].
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let shown = || path.display().to_string();
         let text = fs::read(path).with_context(shown)?;

@@ -155,12 +155,14 @@ impl<'a> SensitivityRun<'a> {
     }
 
     /// The mean KL divergence in nats of each variant from the model, over all rows: of `variants` in
-    /// order, then of the model whose head alone is rounded, if it is not the embedding.
+    /// order, then of the model whose head alone is rounded, if it is not the embedding. `note` is called
+    /// for each sequence of each.
     pub fn divergences(
         &self,
         variants: &[String],
         streams: &mut dyn Streams,
         round: &mut Round<'_>,
+        note: &mut dyn FnMut(),
     ) -> Result<Vec<(String, f64)>, CalibrationRunError> {
         let tied = self.manifest.architecture.tied_embeddings;
         let head = if tied { EMBEDDING } else { "lm_head" };
@@ -187,6 +189,7 @@ impl<'a> SensitivityRun<'a> {
                 let vocab = own.len() / batch.tokens.len();
                 let pairs = own.chunks_exact(vocab).zip(other.chunks_exact(vocab));
                 *sum += pairs.map(|(own, other)| divergence(own, other)).sum::<f64>();
+                note();
             }
         }
         for (_, sum) in &mut sums {
