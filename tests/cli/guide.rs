@@ -15,7 +15,8 @@ use std::{
     net::TcpListener,
     os::unix::{fs::symlink, process::CommandExt as _},
     path::{Component, Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{self, Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -228,12 +229,15 @@ fn run_page(page: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A free port for each port of the pages.
+/// A free port for each port of the pages: below those that the system gives to whoever asks for any, which
+/// the other tests do, and each but once.
 fn free_ports() -> BTreeMap<u16, u16> {
-    let listener = |port: &u16| (*port, TcpListener::bind("127.0.0.1:0").unwrap());
-    // All are held until each has its own.
-    let listeners: Vec<(u16, TcpListener)> = PORTS.iter().map(listener).collect();
-    listeners.iter().map(|(own, free)| (*own, free.local_addr().unwrap().port())).collect()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let from = 10_000 + (process::id() % 100) as u16 * 200;
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let next = || from + NEXT.fetch_add(1, Ordering::Relaxed);
+    let free = |own: &u16| (*own, std::iter::repeat_with(next).find(is_free).unwrap());
+    PORTS.iter().map(free).collect()
 }
 
 /// An empty folder with the program on its path and the test data where a checkout has it.
