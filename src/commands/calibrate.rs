@@ -36,6 +36,9 @@ use crate::{
 };
 use work::WorkFolder;
 
+/// Fewest tokens over which sensitivities mean anything; also the shortest sequence.
+const FEWEST_TOKENS: usize = 16;
+
 /// Runs the command.
 pub(crate) fn run(args: &CalibrateArgs) -> Outcome {
     let request = Request {
@@ -78,6 +81,10 @@ pub(super) struct Request<'a> {
 pub(super) fn calibrate(request: &Request<'_>, output: &Path) -> Result<Calibration, Failure> {
     if output.exists() {
         return Err(anyhow!("{}: exists already; name a new folder", output.display()).into());
+    }
+    if let Some(tokens @ ..FEWEST_TOKENS) = request.sensitivity {
+        let error = anyhow!("--sensitivity {tokens} is not possible; {FEWEST_TOKENS} or more are");
+        return Err(error.into());
     }
     let work = WorkFolder::open(output, &request.key()?)?;
     let model = request.model(&work)?;
@@ -215,8 +222,9 @@ impl Request<'_> {
     fn sequences(&self, folder: &Path) -> Result<(Vec<Vec<TokenId>>, usize), Failure> {
         let longest = package::read_manifest(folder)?.architecture.max_positions as usize;
         let context = self.text.context.unwrap_or(longest.min(512));
-        if !(16..=longest).contains(&context) {
-            let error = anyhow!("--context {context} is not possible; 16 to {longest} are");
+        if !(FEWEST_TOKENS..=longest).contains(&context) {
+            let error =
+                anyhow!("--context {context} is not possible; {FEWEST_TOKENS} to {longest} are");
             return Err(error.into());
         }
         let mut texts = Vec::new();

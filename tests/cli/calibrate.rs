@@ -33,6 +33,15 @@ fn held_out() -> String {
 /// Sensitivities too, in steps that a test has time for.
 const SENSITIVITY: [&str; 4] = ["--context", "256", "--sensitivity", "256"];
 
+/// A conversion that is refused, with these words, and writes nothing.
+fn check_refused(output: &Path, (code, options): (i32, &[&str]), expected: &str) {
+    let source = data("kjv-4m");
+    let args = ["convert", path(&source), "-o", path(output)];
+    let error = fail(code, &[&args[..], options].concat());
+    assert!(error.contains(expected), "{options:?}: {error}");
+    assert!(!output.exists());
+}
+
 fn json(file: &Path) -> Value {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
@@ -127,12 +136,10 @@ fn an_importance_matrix_is_written_as_it_is_read() {
 #[test]
 fn statistics_that_do_not_fit_are_refused() {
     let folder = tempdir().unwrap();
-    let (source, output) = (data("kjv-4m"), folder.path().join("set"));
+    let source = data("kjv-4m");
+    let output = folder.path().join("set");
     let check = |code: i32, options: &[&str], expected: &str| {
-        let args = ["convert", path(&source), "-o", path(&output)];
-        let error = fail(code, &[&args[..], options].concat());
-        assert!(error.contains(expected), "{options:?}: {error}");
-        assert!(!output.exists());
+        check_refused(&output, (code, options), expected);
     };
     check(2, &["--rounding", "gptq"], "needs --stats or --calibrate");
     let stats = calibrate(&folder.path().join("stats"), &[]);
@@ -228,13 +235,13 @@ fn bits_are_given_out_by_what_rounding_each_matrix_does() {
 
 /// Budgets that are not possible.
 fn check_budgets(folder: &Path, stats: &Path) {
-    let (source, output) = (data("kjv-4m"), folder.join("refused"));
+    let output = folder.join("refused");
     let check = |code: i32, options: &[&str], expected: &str| {
-        let args = ["convert", path(&source), "-o", path(&output)];
-        let error = fail(code, &[&args[..], options].concat());
-        assert!(error.contains(expected), "{options:?}: {error}");
-        assert!(!output.exists());
+        check_refused(&output, (code, options), expected);
     };
+    let source = data("kjv-4m");
+    let none = ["calibrate", path(&source), "-o", path(&output), "--sensitivity", "0"];
+    assert!(fail(2, &none).contains("--sensitivity 0 is not possible; 16 or more are"));
     check(2, &["--bpw", "4.5"], "--bpw 4.5 gives out bits by what");
     check(2, &["--bpw", "40"], "neither a number from 2 to 16");
     check(2, &["--bpw", "5", "--bits", "4"], "cannot be used with");

@@ -55,6 +55,14 @@ pub enum CalibrationRunError {
     /// Hidden states cannot be kept.
     #[error("cannot keep the hidden vectors")]
     Keep(#[from] io::Error),
+    /// The model's answers are no numbers when this module is rounded, or before.
+    #[error(
+        "the logits are not finite with {module:?} rounded: compare the model at 16 bits with its publisher's"
+    )]
+    NotFinite {
+        /// The module.
+        module: String,
+    },
     /// A matrix cannot be rounded.
     #[error("cannot round a matrix")]
     Round(#[source] RoundingError),
@@ -225,10 +233,19 @@ impl<'a> CalibrationRun<'a> {
         work: impl FnOnce(&Ranks<'_>) -> Result<R, StepError> + Send,
     ) -> Result<R, StepError> {
         self.sums.begin();
-        let timeout = EngineOptions::STANDARD.collective_timeout;
-        let ranks = Ranks::all(self.group.as_ref(), timeout);
-        self.backend.run(|| work(&ranks))
+        in_step(&self.backend, self.group.as_ref(), work)
     }
+}
+
+/// Runs work as a step of a model that is on one rank.
+fn in_step<R: Send>(
+    backend: &Cpu,
+    group: &dyn Group,
+    work: impl FnOnce(&Ranks<'_>) -> Result<R, StepError> + Send,
+) -> Result<R, StepError> {
+    let timeout = EngineOptions::STANDARD.collective_timeout;
+    let ranks = Ranks::all(group, timeout);
+    backend.run(|| work(&ranks))
 }
 
 /// A whole sequence as one step.

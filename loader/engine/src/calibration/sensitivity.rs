@@ -10,10 +10,10 @@ use shardpack_collectives::Group;
 use shardpack_engine_api::TokenId;
 use shardpack_manifests::{Manifest, manifest::TensorEntry};
 
-use super::{CalibrationRunError, Streams, check_tokens, layer_of, whole_sequence};
+use super::{CalibrationRunError, Streams, check_tokens, in_step, layer_of, whole_sequence};
 use crate::{
     backend::{Cpu, Ranks, StepError, TensorParallel as _, Tensors as _},
-    engine::{EngineOptions, memory_group},
+    engine::memory_group,
     loading::{OpenOptions, Package, PackageTensor},
     model::{Batch, CrossLayerState, LayerwiseModel, LoadedLayer},
 };
@@ -192,8 +192,11 @@ impl<'a> SensitivityRun<'a> {
                 note();
             }
         }
-        for (_, sum) in &mut sums {
+        for (module, sum) in &mut sums {
             *sum /= rows as f64;
+            if !sum.is_finite() {
+                return Err(CalibrationRunError::NotFinite { module: module.clone() });
+            }
         }
         Ok(sums)
     }
@@ -236,9 +239,7 @@ impl<'a> SensitivityRun<'a> {
         &self,
         work: impl FnOnce(&Ranks<'_>) -> Result<R, StepError> + Send,
     ) -> Result<R, StepError> {
-        let timeout = EngineOptions::STANDARD.collective_timeout;
-        let ranks = Ranks::all(self.group.as_ref(), timeout);
-        self.backend.run(|| work(&ranks))
+        in_step(&self.backend, self.group.as_ref(), work)
     }
 }
 
@@ -278,7 +279,9 @@ fn divergence(own: &[f32], other: &[f32]) -> f64 {
         let [own, other] = [f64::from(*own) - own_sum, f64::from(*other) - other_sum];
         own.exp() * (own - other)
     });
-    terms.sum::<f64>().max(0.0)
+    let sum: f64 = terms.sum();
+    // Rounding may lead below zero; what is no number stays so.
+    if sum < 0.0 { 0.0 } else { sum }
 }
 
 #[cfg(test)]
@@ -294,5 +297,6 @@ mod tests {
         let found = divergence(&logits(p, 3.0), &logits(q, -7.0));
         assert!((found - expected).abs() < 1e-6, "{found}");
         assert!(divergence(&logits(p, 1.0), &logits(p, 1.0)) < 1e-12);
+        assert!(divergence(&[f32::NAN, 0.0], &[0.0, 0.0]).is_nan(), "no divergence at all");
     }
 }
