@@ -108,10 +108,26 @@ def configure(page, label, text):
     page.get_by_label("Settings", exact=True).get_by_role("button", name="Close").click()
 
 
+def keeps_what_is_typed(page):
+    """A number of the settings that somebody types slowly: each second the page is drawn again beside it."""
+    field = page.get_by_label("Temperature")
+    page.get_by_role("button", name="Settings", exact=True).click()
+    for typed in ["0", ".", "5"]:
+        field.press_sequentially(typed)
+        page.wait_for_timeout(1300)
+    expect(field).to_have_value("0.5")
+    page.get_by_label("Settings", exact=True).get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Settings", exact=True).click()
+    expect(field).to_have_value("0.5")
+    field.fill("")
+    page.get_by_label("Settings", exact=True).get_by_role("button", name="Close").click()
+
+
 def converse(page, name):
     """The whole loop: ask, stream, stop, edit, branch, retry, a call with its result, a schema, reload."""
     expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#model")).to_have_text("m")
+    keeps_what_is_typed(page)
     ask(page, "Hi")
     expect(answer(page)).to_contain_text("Hello <b>there</b>, reader.")
     settled(page)

@@ -1,10 +1,17 @@
 // The panel beside the chat: settings and models.
+import { useState } from "preact/hooks";
 import { size } from "./parts";
 import { changed, fault, keep, manage, useStore } from "./state";
 import { t } from "./strings";
 
 const PRESETS: Record<keyof typeof t.presets, Record<string, number>> = { own: {}, precise: { temperature: 0.2, top_p: 0.9 }, balanced: { temperature: 0.7, top_p: 0.95 }, creative: { temperature: 1, top_p: 1, min_p: 0.05 } };
 const FIELDS = [["temperature", t.temperature, "temperature"], ["top_p", t.topP, "top_p"], ["top_k", t.topK, "top_k"], ["min_p", t.minP, "min_p"], ["max_tokens", t.maxTokens, ""], ["seed", t.seed, ""]] as const;
+/** Counts from the first digit on, and shows what is typed for as long as it is being typed: the page is drawn again meanwhile. */
+function NumberField({ name, hint, value, set }: { name: string; hint: string; value?: number; set: (value?: number) => void }) {
+    const [typed, setTyped] = useState<string>();
+    const take = (text: string) => { setTyped(text); set(text.trim() && Number.isFinite(Number(text)) ? Number(text) : undefined); };
+    return <label>{name}<input inputMode="decimal" placeholder={hint} value={typed ?? value ?? ""} onInput={(event) => take(event.currentTarget.value)} onBlur={() => setTyped(undefined)} /></label>;
+}
 export function SettingsPanel() {
     const { chat, props } = useStore(), { settings } = chat, defaults = props?.default_generation_settings?.params ?? {};
     const change = (work: () => void) => { work(); if (Object.keys(chat.messages).length) keep(chat); else changed(); };
@@ -13,8 +20,8 @@ export function SettingsPanel() {
     return <section class="panel"><label>{t.system}<textarea rows={4} placeholder={t.systemHint} value={settings.system} onInput={(event) => change(() => { settings.system = event.currentTarget.value; })} /></label>
         <h3>{t.sampling}</h3>
         <label>{t.preset}<select value={chosen} onChange={(event) => change(() => { const { seed, max_tokens } = settings.sampling; settings.sampling = { ...PRESETS[event.currentTarget.value as "own"], ...(seed === undefined ? {} : { seed }), ...(max_tokens === undefined ? {} : { max_tokens }) }; })}>{!chosen && <option value="" disabled>–</option>}{Object.entries(t.presets).map(([id, name]) => <option value={id}>{name}</option>)}</select></label>
-        <div class="fields">{FIELDS.map(([id, name, own]) => <label>{name}<input inputMode="decimal" placeholder={own ? String(defaults[own] ?? "") : id === "seed" ? t.random : t.off} value={settings.sampling[id] ?? ""}
-            onChange={(event) => change(() => { const text = event.currentTarget.value.trim(), value = Number(text); if (text && Number.isFinite(value)) settings.sampling[id] = value; else { delete settings.sampling[id]; event.currentTarget.value = ""; } })} /></label>)}</div>
+        <div class="fields">{FIELDS.map(([id, name, own]) => <NumberField name={name} hint={own ? String(defaults[own] ?? "") : id === "seed" ? t.random : t.off} value={settings.sampling[id]}
+            set={(value) => change(() => { if (value === undefined) delete settings.sampling[id]; else settings.sampling[id] = value; })} />)}</div>
         {props?.sampling_from && <p class="hint">{t.defaultsOf(props.sampling_from)}</p>}
         <label>{t.tools}<textarea class="mono" rows={6} spellcheck={false} placeholder={'[{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]'} value={settings.tools} onInput={(event) => change(() => { settings.tools = event.currentTarget.value; })} /></label><p class="hint">{t.toolsHint}</p>
         <label>{t.schema}<textarea class="mono" rows={4} spellcheck={false} placeholder={'{"type": "object", "properties": {"answer": {"type": "string"}}}'} value={settings.schema} onInput={(event) => change(() => { settings.schema = event.currentTarget.value; })} /></label><p class="hint">{t.schemaHint}</p>
