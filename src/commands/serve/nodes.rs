@@ -1,6 +1,7 @@
 //! The ranks of a set: started on this machine or by their nodes, now and whenever one is lost.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -57,20 +58,23 @@ pub(super) fn options(args: &ServeArgs) -> Result<SupervisorOptions, Failure> {
 struct Local {
     threads: usize,
     engine: EngineChoice,
-    mlx_group: Option<MlxGroup>,
-    /// For the files that MLX reads when a rank joins.
-    files: TempDir,
+    /// With the folder for the files that MLX reads when a rank joins. Without MLX there is none, which a server
+    /// that is killed would leave.
+    mlx_group: Option<(MlxGroup, TempDir)>,
 }
 
 impl Local {
     fn start(&self, rank: u32, folder: &Path, recovery: u32) -> anyhow::Result<StartedRank> {
-        let group =
-            self.mlx_group.as_ref().map(|mlx_group| mlx_group.group(recovery)).transpose()?;
-        let folder_of_rank = self.files.path().join(rank.to_string());
-        let member = group.as_ref().map(|distributed| Membership {
+        let group = match &self.mlx_group {
+            Some((group, files)) => {
+                Some((group.group(recovery)?, files.path().join(rank.to_string())))
+            }
+            None => None,
+        };
+        let member = group.as_ref().map(|(distributed, folder)| Membership {
             distributed,
             rank,
-            folder: folder_of_rank,
+            folder: folder.clone(),
         });
         let name = format!("rank {rank}");
         let (endpoint, keep) = (&RankEndpoint::LOOPBACK, Duration::ZERO);
@@ -87,8 +91,11 @@ pub(super) fn local(
     mlx_group: Option<MlxGroup>,
 ) -> Result<Vec<Node>, Failure> {
     let threads = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
-    let files = tempfile::Builder::new().prefix("shardpack-ranks-").tempdir()?;
-    let local = Arc::new(Local { threads, engine: engine.clone(), mlx_group, files });
+    let with_files = |group| -> io::Result<_> {
+        Ok((group, tempfile::Builder::new().prefix("shardpack-ranks-").tempdir()?))
+    };
+    let mlx_group = mlx_group.map(with_files).transpose()?;
+    let local = Arc::new(Local { threads, engine: engine.clone(), mlx_group });
     let start = |(rank, folder): (u32, &PathBuf)| {
         let StartedRank { process, announcement } = local.start(rank, folder, 0)?;
         let (again, folder) = (Arc::clone(&local), folder.clone());
