@@ -2,7 +2,7 @@
 //! grammars. It keeps its speed, and sees no long gap.
 //!
 //! `just fairness` holds the figures to strict bounds, on a machine with nothing else to do; here they are
-//! loose, since other tests share its processors.
+//! loose, since other tests share its processors. Beside many streams it is tokens that count, not time.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -25,6 +25,13 @@ use crate::{
 
 /// For everything that must come at all.
 const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The case of a client with many streams.
+const STREAMS: &str = "64 streams";
+
+/// The least part of all tokens that one stream has beside 64 of another client: twice that of a row in a batch of 32,
+/// which it would have if streams were all alike.
+const SHARE_MIN: f64 = 0.06;
 
 /// What is demanded of the quiet stream, and for how long it is measured.
 struct Bounds {
@@ -148,12 +155,14 @@ struct Seen {
     tokens_per_second: f64,
     longest_gap: Duration,
     first_token: Duration,
+    /// Events with tokens.
+    events: u64,
 }
 
 /// Streams for so long.
 fn watch(clients: &Clients, time: Duration) -> Seen {
     let begun = Instant::now();
-    let (mut tokens, mut streaming) = (0, Duration::ZERO);
+    let (mut tokens, mut events, mut streaming) = (0, 0, Duration::ZERO);
     let [mut longest_gap, mut first_token] = [Duration::ZERO; 2];
     while begun.elapsed() < time {
         let asked = Instant::now();
@@ -174,19 +183,22 @@ fn watch(clients: &Clients, time: Duration) -> Seen {
                 }
             }
             last = Some(now);
+            events += 1;
         }
     }
     let tokens_per_second = tokens as f64 / streaming.as_secs_f64();
-    Seen { tokens_per_second, longest_gap, first_token }
+    Seen { tokens_per_second, longest_gap, first_token, events }
 }
 
 /// A client, and what it asks for, request by request.
 type Request = (usize, Box<dyn Fn(u64) -> Value + Send>);
 
 /// What others do meanwhile: each thread one request after the other.
+#[derive(Clone, Default)]
 struct Others {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
+    events: Arc<AtomicU64>,
 }
 
 impl Others {
@@ -195,9 +207,9 @@ impl Others {
         clients: &'env Clients,
         requests: Vec<Request>,
     ) -> Self {
-        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let others = Self::default();
         for (client, body) in requests {
-            let (stop, answered) = (Arc::clone(&stop), Arc::clone(&answered));
+            let Self { stop, answered, events } = others.clone();
             scope.spawn(move || {
                 for number in 0.. {
                     if stop.load(Ordering::Relaxed) {
@@ -208,12 +220,14 @@ impl Others {
                         let status = answer.status;
                         panic!("{status}: {}", answer.rest());
                     }
-                    while !stop.load(Ordering::Relaxed) && answer.event().is_some() {}
+                    while !stop.load(Ordering::Relaxed) && answer.event().is_some() {
+                        events.fetch_add(1, Ordering::Relaxed);
+                    }
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        Self { stop, answered }
+        others
     }
 }
 
@@ -233,26 +247,31 @@ fn schema(client: usize, number: u64, properties: usize) -> Value {
             "additionalProperties": false })
 }
 
-/// Whether the quiet stream is as fast as the bounds say while others ask for this.
+/// Whether the quiet stream is as fast as the bounds say, or has its share of the tokens, while others ask for this.
 #[expect(clippy::print_stderr, reason = "the figures are for people")]
-fn keeps_its_speed(scene: &Scene, bounds: &Bounds, name: &str, requests: Vec<Request>) -> bool {
+fn keeps_its_part(scene: &Scene, bounds: &Bounds, name: &str, requests: Vec<Request>) -> bool {
     // The machine may have other things to do, now more and now less of them.
     let before = watch(&scene.clients, bounds.time / 2);
-    let (seen, answered) = thread::scope(|scope| {
+    let (seen, answered, events) = thread::scope(|scope| {
         let others = Others::begin(scope, &scene.clients, requests);
         let seen = watch(&scene.clients, bounds.time);
         others.stop.store(true, Ordering::Relaxed);
-        (seen, others.answered.load(Ordering::Relaxed))
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (seen, read(&others.answered), read(&others.events))
     });
+    let share = seen.events as f64 / (seen.events + events) as f64;
     let after = watch(&scene.clients, bounds.time / 2);
     let alone = f64::midpoint(before.tokens_per_second, after.tokens_per_second);
     let part = seen.tokens_per_second / alone;
     eprintln!(
         "{name}: {part:.2} of {alone:.0} tokens/s; longest gap {:.0?}, first token {:.0?} at the \
-         latest; {answered} requests of others done",
+         latest; {share:.2} of all tokens; {answered} requests of others done",
         seen.longest_gap, seen.first_token
     );
-    part >= bounds.part && seen.longest_gap <= bounds.gap
+    // How fast the quiet stream is beside many streams is a matter of the processors, which also read and write the
+    // others' answers. How the engine shares its steps is not.
+    let kept = if name == STREAMS { share >= SHARE_MIN } else { part >= bounds.part };
+    kept && seen.longest_gap <= bounds.gap
 }
 
 #[test]
@@ -287,13 +306,13 @@ fn a_quiet_stream_keeps_its_speed_whatever_others_ask_for() {
         (1..5).map(one).collect()
     };
     let cases: [(&str, &dyn Fn() -> Vec<Request>); 3] =
-        [("64 streams", &streams), ("long prompts", &prompts), ("grammars", &grammars)];
+        [(STREAMS, &streams), ("long prompts", &prompts), ("grammars", &grammars)];
     let mut failed = Vec::new();
     // Only one of them, by its name.
     let only = std::env::var("SHARDPACK_FAIRNESS").unwrap_or_default();
     for (name, requests) in cases.into_iter().filter(|(name, _)| name.contains(&only)) {
         // Other tests come and go within a measurement, which starvation outlasts.
-        if !(0..bounds.tries).any(|_| keeps_its_speed(&scene, &bounds, name, requests())) {
+        if !(0..bounds.tries).any(|_| keeps_its_part(&scene, &bounds, name, requests())) {
             failed.push(name);
         }
     }
