@@ -26,11 +26,14 @@ time_of_files=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo
 export CARGO_PROFILE_RELEASE_STRIP=symbols
 build_folder=${CARGO_TARGET_DIR:-$PWD/target}
 optimized=()
+compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     optimized=(--config profile.release.opt-level=0)
     for package in kernels formats converter; do
         optimized+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
+    optimized+=(--config profile.release.package.shardpack-kernels.codegen-units=16)
+    compression=--fast
 fi
 
 # archive TARGET PROGRAM: packs what a user gets; sorted, without owners and times.
@@ -45,7 +48,7 @@ archive() {
         *) [ ! -d docs/systemd ] || install -m 644 docs/systemd/*.service "$staged" ;;
     esac
     tar --directory "$out" --sort=name --mtime="@$time_of_files" --owner=0 --group=0 --numeric-owner \
-        --mode=go-w --format=ustar -cf - "$name" | gzip --no-name --best >"$out/$name.tar.gz"
+        --mode=go-w --format=ustar -cf - "$name" | gzip --no-name "$compression" >"$out/$name.tar.gz"
     rm -r "$staged"
 }
 
@@ -53,7 +56,8 @@ for target in "${targets[@]}"; do
     began=$SECONDS
     use_target "$target"
     if [ "$target" = aarch64-apple-darwin ] && [ -x dist/native_layer.sh ]; then
-        SHARDPACK_MLX_LAYER=$build_folder/libshardpack_mlx.dylib
+        # Where its own test has it, too.
+        SHARDPACK_MLX_LAYER=$build_folder/layer/macosx_14_0_arm64/libshardpack_mlx.dylib
         export SHARDPACK_MLX_LAYER
         dist/native_layer.sh "$SHARDPACK_MLX_LAYER"
     else

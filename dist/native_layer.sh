@@ -5,7 +5,8 @@
 #   dist/native_layer.sh OUT.dylib [TAG]      TAG is MLX's wheel, macosx_14_0_arm64 unless given
 #
 # Writes OUT.dylib and OUT.dylib.source, a copy of the source that the build compares. The wheel
-# comes from the Python package index, and must have the SHA-256 that the program pins.
+# comes from the Python package index, and must have the SHA-256 that the program pins. A layer that
+# was made of the same is left as it is: OUT.dylib.made says what of, and what came out.
 set -euo pipefail
 case "$1" in /*) out=$1 ;; *) out=$PWD/$1 ;; esac
 tag=${2:-macosx_14_0_arm64}
@@ -50,6 +51,11 @@ for line in (folder / "parts.txt").read_text().splitlines():
     text = (folder / path).read_text()
     sys.stdout.write(f'\nstatic const char {name}[] = R"metal(\n{text})metal";\n' if named else text)
 EOF
+# Left alone, so that cargo does not compile what embeds it again.
+made="$({ cat dist/native_layer.sh dist/cxx_stub.py tests/zig.sh "$work/layer.cpp" && echo "$pin $abi"; } | sha256sum)"
+if [ -e "$out" ] && [ "$(cat "$out.made" 2>/dev/null)" = "$made$(sha256 "$out")" ]; then
+    exit 0
+fi
 zig() { "$tools/bin/python" -m ziglang "$@"; }
 # Sized deallocation is off, as it is in Apple's own compiler. zig's headers take the newest of the
 # system's C++ libraries for granted unless they are told to look at the oldest macOS.
@@ -68,3 +74,4 @@ zig cc -target "aarch64-macos.$minimum_macos" -s -dynamiclib -Wl,-rpath,@loader_
 mkdir -p "$(dirname "$out")"
 mv "$work/libshardpack_mlx.dylib" "$out"
 { echo "// ABI $abi" && cat "$work/layer.cpp"; } >"$out.source"
+echo "$made$(sha256 "$out")" >"$out.made"

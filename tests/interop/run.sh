@@ -94,13 +94,8 @@ load() (
     python3 tests/flood.py "$program" --quick --silent 1000 --heads 200 --bodies 100 --seconds 4 --health 1000
 )
 command -v python3 >/dev/null || skip python3 "interop: there is no python3"
-package_format
-clients
-agents
-api
-page
-load
-signatures
-tokenizers
-transformers
-mlx
+for part in package_format clients agents api page load signatures tokenizers transformers mlx; do
+    began=$SECONDS
+    "$part"
+    echo "== interop: $part in $((SECONDS - began)) s"
+done
