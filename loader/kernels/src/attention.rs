@@ -33,8 +33,7 @@ mod vectors;
 use heads::{Heads, HeadsInput, ROWS_AT_ONCE};
 pub use indexer::{Index, largest};
 pub use kv_layout::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
-use vectors::Plain;
-pub(crate) use vectors::Vectors;
+pub(crate) use vectors::{Plain, Vectors};
 
 /// Keys of one block.
 pub const KEYS_PER_BLOCK: usize = 256;

@@ -8,9 +8,8 @@ use std::{marker::PhantomData, ops::Range};
 use shardpack_formats::Platform;
 
 use crate::{
-    lanes::dot,
     matrix::Matrix,
-    platform::{self, Task},
+    platform::Task,
     portable,
     quantized::{ActivationLayout, Packed, Quantized},
     repack::Packing,
@@ -18,13 +17,10 @@ use crate::{
     tiles::{self, Panels, Products, Shape},
 };
 
+mod exact;
 mod two_planes;
 
 pub use two_planes::matmul_in_two_planes;
-
-/// Weight rows that are made f32 at once: enough to use a row of activations several times while
-/// it is in the L1 cache.
-const ROWS_AT_ONCE: usize = 8;
 
 /// Bytes of weights that a thread fetches before they are asked for: half of a small L2 cache.
 const FETCHED_BYTES: usize = 256 << 10;
@@ -106,7 +102,7 @@ pub fn matmuls_before(
     }
     team::columns_of_all(&on, &mut parts, &sizes, |number, out| match &jobs[number] {
         Job::Int8(weights, number) => int8(on.platform, weights, &rounded[*number], out),
-        Job::Exact(matrix) => platform::run(on.platform, Exact { x, matrix, out }),
+        Job::Exact(matrix) => exact::products(on.platform, x, matrix, out),
     });
 }
 
@@ -233,44 +229,6 @@ const fn tiled<'a, 'b, S: Shape>(
     out: &'a mut Columns<'b>,
 ) -> Products<'a, 'b, S> {
     Products { weights, x, out, shape: PhantomData }
-}
-
-/// Products in f32 with some of the weight rows.
-struct Exact<'a, 'b> {
-    x: &'a [f32],
-    matrix: &'a Matrix<'a>,
-    out: Columns<'b>,
-}
-
-impl Task for Exact<'_, '_> {
-    type Output = ();
-
-    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
-    #[inline(always)]
-    fn run(mut self) {
-        let inputs = self.matrix.cols();
-        let range = self.out.range();
-        if self.out.rows() == 1 {
-            let out = self.out.row(0);
-            for (out, row) in out.iter_mut().zip(range) {
-                *out = self.matrix.row_dot(row, self.x);
-            }
-            return;
-        }
-        let mut weights = vec![0.0; ROWS_AT_ONCE.min(range.len()) * inputs];
-        for first in range.clone().step_by(ROWS_AT_ONCE) {
-            let held = ROWS_AT_ONCE.min(range.end - first);
-            for (index, weights) in weights.chunks_exact_mut(inputs).take(held).enumerate() {
-                self.matrix.dequantize_row(first + index, weights);
-            }
-            for (row, x) in self.x.chunks_exact(inputs).enumerate() {
-                let out = &mut self.out.row(row)[first - range.start..][..held];
-                for (out, weights) in out.iter_mut().zip(weights.chunks_exact(inputs)) {
-                    *out = dot(weights, x);
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use crate::{
     loading::Package,
 };
 
+/// Inputs whose moments with all before them are computed together: of each square of products half is enough.
+const INPUTS_AT_ONCE: usize = 128;
+
 /// Second moments of the inputs of some modules.
 #[derive(Debug, PartialEq)]
 pub struct Moments {
@@ -74,7 +77,9 @@ impl MomentSums {
     pub(super) fn take(&self) -> Vec<Moments> {
         let mut state = self.state();
         state.places.clear();
-        std::mem::take(&mut state.moments)
+        let mut moments = std::mem::take(&mut state.moments);
+        moments.iter_mut().for_each(Moments::mirror);
+        moments
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -141,16 +146,35 @@ impl Moments {
         self.tokens[index] += rows as u64;
         let sums = &mut self.sums[index];
         sums.resize(inputs * block, 0.0);
-        products.resize(block * block, 0.0);
+        products.resize(INPUTS_AT_ONCE.min(block) * block, 0.0);
         for (number, sums) in sums.chunks_exact_mut(block * block).enumerate() {
             transposed.clear();
             for input in number * block..(number + 1) * block {
                 transposed.extend((0..rows).map(|row| x[row * inputs + input]));
             }
-            let matrix = Matrix::plain(block, rows, Floats::F32(transposed));
-            matmul(transposed, &matrix, products);
-            for (sum, product) in sums.iter_mut().zip(&*products) {
-                *sum += product;
+            for first in (0..block).step_by(INPUTS_AT_ONCE) {
+                let end = block.min(first + INPUTS_AT_ONCE);
+                let matrix = Matrix::plain(end, rows, Floats::F32(&transposed[..end * rows]));
+                let products = &mut products[..(end - first) * end];
+                matmul(&transposed[first * rows..end * rows], &matrix, products);
+                for (input, products) in (first..end).zip(products.chunks_exact(end)) {
+                    let sums = &mut sums[input * block..][..=input];
+                    for (sum, product) in sums.iter_mut().zip(products) {
+                        *sum += product;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The other half of what [`Self::add`] has summed.
+    fn mirror(&mut self) {
+        let block = self.block;
+        for sums in self.sums.iter_mut().flat_map(|sums| sums.chunks_exact_mut(block * block)) {
+            for input in 0..block {
+                for other in input + 1..block {
+                    sums[input * block + other] = sums[other * block + input];
+                }
             }
         }
     }
