@@ -21,11 +21,13 @@ have || skip qemu-user "needs $linker and qemu-aarch64 (Debian: gcc-aarch64-linu
 rustup target add "$target"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+# Not as one unit, which is compiled on one core: the emulator's time is not that of the loops.
+config=(--config profile.release.package.shardpack-kernels.codegen-units=16)
 # Everything is compiled at once, which keeps all cores busy; what follows finds it done.
-cargo test --release --target "$target" -p shardpack-formats -p shardpack-kernels --lib --test goldens --no-run
+cargo test "${config[@]}" --release --target "$target" -p shardpack-formats -p shardpack-kernels --lib --test goldens --no-run
 # What has code of its own for Arm. The rest decides nothing by platform, and the largest quality
 # test would take most of the time in the emulator.
-cargo test --release --target "$target" -p shardpack-formats --lib "$@" -- affine simd --skip trained
-cargo test --release --target "$target" -p shardpack-formats --test goldens "$@"
+cargo test "${config[@]}" --release --target "$target" -p shardpack-formats --lib "$@" -- affine simd --skip trained
+cargo test "${config[@]}" --release --target "$target" -p shardpack-formats --test goldens "$@"
 # Dot products of bytes are an extension that the emulator's largest processor has.
-QEMU_CPU=max cargo test --release --target "$target" -p shardpack-kernels --lib "$@"
+QEMU_CPU=max cargo test "${config[@]}" --release --target "$target" -p shardpack-kernels --lib "$@"

@@ -10,7 +10,7 @@ mod lookahead;
 mod processes;
 
 use std::{
-    fs,
+    fs, iter,
     path::{Path, PathBuf},
 };
 
@@ -27,7 +27,7 @@ use tempfile::tempdir;
 
 use crate::{
     harness::data,
-    reference_models::{all_models, open_with, write},
+    reference_models::{ALL_BITS, all_models, open_with, write},
     skip::mlx_runtime,
 };
 
@@ -97,13 +97,19 @@ fn families() -> Vec<PathBuf> {
     all_models().iter().map(|model| data("models").join(model)).collect()
 }
 
+/// Families of three kinds of layers: dense, with experts, with linear attention.
+const KINDS: [&str; 3] = ["llama", "mixtral", "qwen3_5"];
+
 #[test]
 fn mlx_logits_match_the_cpu_engine() {
     let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
-    // Widths of a group's elements are nothing that families know: each has 16 bits and one other.
-    for (model, quantized) in families().iter().zip([4, 6, 8].into_iter().cycle()) {
+    // Products with weights of some width are nothing that families know: each has one width in turn, those of three
+    // kinds of layers have all.
+    for (model, bits) in families().iter().zip([4, 16, 6, 16, 8, 16].into_iter().cycle()) {
         let tokens = tokens(model);
-        for (bits, nodes) in [quantized, 16].map(|bits| (bits, 1)) {
+        let has_all = KINDS.iter().any(|name| model.ends_with(name));
+        let others = ALL_BITS.into_iter().filter(|other| has_all && *other != bits);
+        for (bits, nodes) in iter::once(bits).chain(others).map(|bits| (bits, 1)) {
             let folder = tempdir().unwrap();
             let set = folder.path().join("set");
             write(model, &set, bits, nodes, ExpertSharding::Inside);
@@ -207,12 +213,11 @@ fn mlx_logits_in_16_bits_are_as_near_as_their_rounding() {
     let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     // Arithmetic in 16 bits is the families', products with packed weights are not: each family has one of
     // the two, those of three kinds of layers both.
-    let both = ["llama", "mixtral", "qwen3_5"];
     for (source, bits) in families().iter().zip([4, 16].into_iter().cycle()) {
         let tokens = tokens(source);
         let folder = tempdir().unwrap();
         let model = in_bf16(source, folder.path());
-        let has_both = both.iter().any(|name| source.ends_with(name));
+        let has_both = KINDS.iter().any(|name| source.ends_with(name));
         for bits in [bits, 20 - bits].into_iter().take(1 + usize::from(has_both)) {
             let set = folder.path().join(format!("set-{bits}"));
             write(&model, &set, bits, 1, ExpertSharding::Inside);
