@@ -94,13 +94,15 @@ fi
 
 mac=$(unpack aarch64-apple-darwin)
 if [ -n "$mac" ]; then
-    layer=${CARGO_TARGET_DIR:-target}/libshardpack_mlx.dylib
+    layer=${CARGO_TARGET_DIR:-target}/layer/macosx_14_0_arm64/libshardpack_mlx.dylib
     "$tools/bin/python" tests/macho.py "$mac" "$layer"
     grep -q '<string>node</string>' "$(dirname "$mac")"/*.plist || fail "the archive for macOS has no launchd file"
 fi
 
+# At the same time: each takes some ten seconds.
+checks=()
 for sbom in "$dist"/*.cdx.json; do
-    "$tools/bin/python" - "$sbom" <<'PYTHON'
+    "$tools/bin/python" - "$sbom" <<'PYTHON' &
 import json, sys
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -113,7 +115,9 @@ if problem or missing or tests:
     sys.exit(f"{sys.argv[1]}: {problem}, missing {missing}, of tests {tests}")
 print(f"{sys.argv[1]}: CycloneDX 1.6, {len(names)} packages")
 PYTHON
+    checks+=("$!")
 done
+for check in "${checks[@]}"; do wait "$check"; done
 
 # The formula has each archive's SHA-256, and is Ruby where Ruby is.
 for archive in "$dist"/*.tar.gz; do

@@ -7,8 +7,10 @@ and digests of files and tensors, the safetensors headers, and dequantized weigh
 against what `shardpack export --hf` writes. Only the standard library; BLAKE3 is written out below.
 """
 
+import functools
 import json
 import math
+import multiprocessing
 import pathlib
 import re
 import struct
@@ -38,6 +40,8 @@ COLUMNS_AND_DIAGONALS = (
 )  # fmt: skip
 CHUNK_START, CHUNK_END, PARENT, ROOT = 1, 2, 4, 8
 LEAF_BYTES = 1024
+# Leaves that a process is given together.
+AT_ONCE = 64
 MASK = 0xFFFFFFFF
 
 
@@ -86,14 +90,22 @@ def merge(values, root):
     return parent(merge(values[:left], 0), merge(values[left:], 0), root)
 
 
+@functools.cache
+def processes():
+    """One for each processor: a second of Python hashes little more than 100 KB."""
+    return multiprocessing.get_context("fork").Pool()
+
+
 def subtree(part, offset, root):
     """The value of bytes that begin at `offset` of their file; with ROOT, of a whole file."""
     starts = range(0, max(len(part), 1), LEAF_BYTES)
     first = offset // LEAF_BYTES
     if len(starts) == 1:
         return leaf(part, first, root)
-    leaves = [leaf(part[start : start + LEAF_BYTES], first + i, 0) for i, start in enumerate(starts)]
-    return merge(leaves, root)
+    leaves = ((part[start : start + LEAF_BYTES], first + i, 0) for i, start in enumerate(starts))
+    if len(starts) < 4 * AT_ONCE:
+        return merge([leaf(*it) for it in leaves], root)
+    return merge(processes().starmap(leaf, leaves, AT_ONCE), root)
 
 
 def hexed(value):
