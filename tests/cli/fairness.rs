@@ -29,6 +29,9 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 /// The case of a client with many streams.
 const STREAMS: &str = "64 streams";
 
+/// The case of several clients with one short answer after the other.
+const WITHOUT_GRAMMARS: &str = "no grammars";
+
 /// The least part of all tokens that one stream has beside 64 of another client: twice that of a row in a batch of 32,
 /// which it would have if streams were all alike.
 const SHARE_MIN: f64 = 0.06;
@@ -305,12 +308,30 @@ fn a_quiet_stream_keeps_its_speed_whatever_others_ask_for() {
         };
         (1..5).map(one).collect()
     };
-    let cases: [(&str, &dyn Fn() -> Vec<Request>); 3] =
-        [(STREAMS, &streams), ("long prompts", &prompts), ("grammars", &grammars)];
+    // What the same clients cost without any schema.
+    let short = || -> Vec<Request> {
+        let one = |client: usize| -> Request {
+            (client, Box::new(move |number| stream(&format!("John {client}:{number}"), 60)))
+        };
+        (1..5).map(one).collect()
+    };
+    let cases: [(&str, &dyn Fn() -> Vec<Request>); 4] = [
+        (STREAMS, &streams),
+        ("long prompts", &prompts),
+        ("grammars", &grammars),
+        (WITHOUT_GRAMMARS, &short),
+    ];
     let mut failed = Vec::new();
     // Only one of them, by its name.
     let only = std::env::var("SHARDPACK_FAIRNESS").unwrap_or_default();
     for (name, requests) in cases.into_iter().filter(|(name, _)| name.contains(&only)) {
+        if name == WITHOUT_GRAMMARS {
+            // For comparison, where somebody reads it.
+            if std::env::var_os("SHARDPACK_FAIRNESS").is_some() {
+                keeps_its_part(&scene, &bounds, name, requests());
+            }
+            continue;
+        }
         // Other tests come and go within a measurement, which starvation outlasts.
         if !(0..bounds.tries).any(|_| keeps_its_part(&scene, &bounds, name, requests())) {
             failed.push(name);

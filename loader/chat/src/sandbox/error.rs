@@ -37,6 +37,9 @@ pub enum Cause {
     /// Its memory is limited.
     #[error("ran out of memory")]
     Memory,
+    /// From outside: by the system, which ends who has most memory where it runs out, or by somebody.
+    #[error("was killed (as the system does where memory runs out)")]
+    Killed,
     /// A length that no memory holds, such as a text repeated too often.
     #[error("asked for more memory at once than a program can have")]
     Capacity,
@@ -101,6 +104,12 @@ impl SandboxError {
     /// Whether it took more than it may.
     #[must_use]
     pub const fn is_expense(&self) -> bool {
-        matches!(self, Self::Died { cause: Cause::Memory | Cause::Capacity | Cause::Time(_), .. })
+        matches!(
+            self,
+            Self::Died {
+                cause: Cause::Memory | Cause::Killed | Cause::Capacity | Cause::Time(_),
+                ..
+            }
+        )
     }
 }

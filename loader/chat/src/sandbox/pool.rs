@@ -74,8 +74,16 @@ impl Sandbox {
         Ok((Self(Arc::new(inner)), reply))
     }
 
-    /// Asks one of the processes.
+    /// Asks one of the processes, and another one where the first is killed meanwhile: that may have had nothing to
+    /// do with the request.
     pub fn ask(&self, request: &Frame) -> Result<Frame, SandboxError> {
+        match self.ask_one(request) {
+            Err(SandboxError::Died { cause: Cause::Killed, .. }) => self.ask_one(request),
+            other => other,
+        }
+    }
+
+    fn ask_one(&self, request: &Frame) -> Result<Frame, SandboxError> {
         let time = time(request);
         let mut process = Inner::take(&self.0, time)?;
         match process.exchange(request, time) {

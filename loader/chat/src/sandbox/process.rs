@@ -217,8 +217,7 @@ fn cause_of(status: Option<ExitStatus>, words: &str) -> Cause {
     }
     match signal {
         Some(SIGSYS) => Cause::SystemCall,
-        // Where the system's memory runs out it kills whoever has most.
-        Some(SIGKILL) => Cause::Memory,
+        Some(SIGKILL) => Cause::Killed,
         Some(SIGSEGV | SIGBUS) => Cause::Stack,
         _ => {
             let line = words.lines().map(str::trim).rfind(|line| !line.is_empty());
@@ -367,7 +366,7 @@ mod tests {
         let quoted = "no filter 'memory allocation of 8 bytes failed'";
         check(101 << 8, quoted, &format!("ended: exit status: 101, {quoted}"));
         check(SIGSYS, "", "made a system call that it may not make");
-        check(SIGKILL, "", "ran out of memory");
+        check(SIGKILL, "", "was killed (as the system does where memory runs out)");
         check(
             101 << 8,
             "thread 'text' panicked\nno such key\n",
