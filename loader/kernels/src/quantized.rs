@@ -114,8 +114,13 @@ pub(crate) const fn has_kernels(bits: usize, group: usize) -> bool {
     matches!(bits, 4 | 6 | 8) && matches!(group, 32 | 64 | 128)
 }
 
-/// Quantized weights for which there are kernels. Spans are the weights' groups, at most 64 long:
-/// a group of 128 is two spans.
+/// Inputs of a span: activations have a scale for each 32, half of a usual group of weights. A channel that is much
+/// larger than the others then makes steps coarse for 31 of them and not for 63.
+pub(crate) const fn span_of(group: usize) -> usize {
+    if group == 128 { 64 } else { 32 }
+}
+
+/// Quantized weights for which there are kernels. A span is a group of weights or half of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packed<'a> {
     pub(crate) bits: usize,
@@ -149,7 +154,7 @@ impl<'a> Packed<'a> {
         if !has_kernels(bits, group) || cols == 0 || !alike {
             return None;
         }
-        let span = group.min(64);
+        let span = span_of(group);
         let packed = Self {
             bits,
             packing,

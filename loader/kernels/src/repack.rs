@@ -18,7 +18,7 @@
 use shardpack_formats::Platform;
 
 use crate::{
-    quantized::{SPANS, has_kernels},
+    quantized::{SPANS, has_kernels, span_of},
     team::Activations,
 };
 
@@ -77,7 +77,7 @@ impl Repack {
         if packing == Packing::Stored || !has_kernels(bits, group) || cols == 0 || !whole {
             return None;
         }
-        let span = group.min(64);
+        let span = span_of(group);
         let unit = if bits == 6 && packing == Packing::Interleaved { 3 } else { 4 };
         let packing = if bits == 6 { packing } else { Packing::Interleaved };
         Some(Self { unit, units: span * bits / 8 / unit, spans: cols / span, packing })
