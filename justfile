@@ -94,6 +94,11 @@ clients *names:
 smollm2 *parts:
     tests/smollm2.sh {{parts}}
 
+# Quality for each bit beside llama.cpp's K-quants and mlx-lm's quantizers, on models that it trains first (builds
+# llama.cpp; hours): target/quality/quality.md and .svg; `just quality kjv-4m` for one model.
+quality *models:
+    tests/quality/run.sh {{models}}
+
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:
