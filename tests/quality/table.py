@@ -88,7 +88,7 @@ def panel(model, figures, left):
     bottom, top = (f(math.log10(it["kl"]) for it in drawn) for f in (min, max))
     across = lambda bits: left + LEFT + (bits - low) / (high - low) * (PANEL - LEFT - 16)
     down = lambda kl: TOP + (top - math.log10(kl)) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
-    marks = [f'<text x="{left + LEFT}" y="16" font-weight="bold">{model}</text>']
+    marks = [f'<text x="{left + LEFT}" y="16" font-weight="bold">{model}: KL divergence from 16 bits</text>']
     for bits in range(math.ceil(low), math.floor(high) + 1):
         marks.append(f'<path d="M{across(bits):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#d0d7de"/>')
         marks.append(f'<text x="{across(bits):.1f}" y="{HEIGHT - 20}" text-anchor="middle">{bits}</text>')
