@@ -1,8 +1,9 @@
 //! Rows of a stored matrix as floats.
 
 use shardpack_formats::{
-    AffineFormat, Dtype, Platform,
+    AffineFormat, Dtype, FloatFormat, Platform,
     affine::{cast, unpack, widen},
+    float_groups::dequantize,
 };
 
 /// Stored rows of an affine matrix.
@@ -53,6 +54,22 @@ impl Quantized<'_> {
         }
         plain(Dtype::F32, &floats.wide, to, out)
     }
+}
+
+/// Stored rows in float groups, rounded once to `to`. Says which element does not fit.
+pub(crate) fn float_groups(
+    format: FloatFormat,
+    [packed, scales]: [&[u8]; 2],
+    to: Dtype,
+    out: &mut Vec<u8>,
+    floats: &mut Floats,
+) -> Result<(), String> {
+    let values = &mut floats.scales;
+    values.resize(scales.len() * format.group_size() as usize, 0.0);
+    dequantize(format, packed, scales, values);
+    floats.wide.clear();
+    floats.wide.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    plain(Dtype::F32, &floats.wide, to, out)
 }
 
 /// Floats of one type as another, rounded once; whole numbers in F32 as integers.

@@ -13,7 +13,7 @@ mod tests;
 
 use std::{fmt, str::FromStr};
 
-use shardpack_formats::{AffineFormat, Role};
+use shardpack_formats::{AffineFormat, FloatFormat, Role};
 use shardpack_manifests::manifest::MatrixFormat;
 
 pub use budget::Budget;
@@ -40,8 +40,11 @@ pub enum RecipeError {
         /// What was asked.
         found: String,
     },
-    /// Not `pattern=bits[:group]`.
-    #[error("override {text:?}: {problem}; write 'pattern=bits[:group]', such as '*.down_proj=6'")]
+    /// Neither `pattern=bits[:group]` nor `pattern=format`.
+    #[error(
+        "override {text:?}: {problem}; write 'pattern=bits[:group]', such as '*.down_proj=6', or \
+         'pattern=format' with mxfp4, nvfp4 or mxfp8"
+    )]
     Syntax {
         /// What was given.
         text: String,
@@ -114,8 +117,11 @@ pub struct Matrix<'a> {
 pub struct MainFormat {
     /// Bits per weight; 16 for not quantized.
     pub bits: u32,
-    /// Weights per group; also of what an override quantizes in a model of 16 bits.
+    /// Weights per affine group; also of what an override quantizes in a model of 16 bits, and of
+    /// what gets other bits than the float groups of `float`.
     pub group_size: u32,
+    /// Float groups, of as many bits.
+    pub float: Option<FloatFormat>,
 }
 
 impl MainFormat {
@@ -125,11 +131,12 @@ impl MainFormat {
         self.with_bits(self.bits)
     }
 
+    /// The same format with other bits: affine groups, where the main ones are float groups.
     const fn with_bits(self, bits: u32) -> MatrixFormat {
-        if bits >= PLAIN_BITS {
-            MatrixFormat::Plain
-        } else {
-            MatrixFormat::Affine { bits, group_size: self.group_size }
+        match self.float {
+            Some(format) if format.bits() == bits => MatrixFormat::Float(format),
+            _ if bits >= PLAIN_BITS => MatrixFormat::Plain,
+            _ => MatrixFormat::Affine { bits, group_size: self.group_size },
         }
     }
 }
@@ -179,18 +186,25 @@ const fn one_step_up(bits: u32) -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(Vec<Override>);
 
-/// `pattern=bits[:group]`.
+/// `pattern=bits[:group]` or `pattern=format`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Override {
     text: String,
     pattern: Pattern,
-    bits: u32,
-    /// The main one if absent.
-    group_size: Option<u32>,
+    wanted: Wanted,
+}
+
+/// What an override asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// Affine groups, or 16 bits; the main group size if there is none.
+    Bits { bits: u32, group_size: Option<u32> },
+    /// Float groups.
+    Float(FloatFormat),
 }
 
 impl Overrides {
-    /// Parses overrides: `pattern=bits` or `pattern=bits:group`.
+    /// Parses overrides: `pattern=bits`, `pattern=bits:group` or `pattern=format`.
     ///
     /// In a pattern `*` stands for any characters (dots too) and `?` for one; it has to match the
     /// whole module name. 16 bits mean not quantized.
@@ -209,8 +223,12 @@ impl Overrides {
     #[must_use]
     pub fn of(&self, module: &str, main: MainFormat) -> Option<MatrixFormat> {
         let last = self.0.iter().rev().find(|exception| exception.pattern.matches(module));
-        last.map(|Override { bits, group_size, .. }| {
-            MainFormat { bits: *bits, group_size: group_size.unwrap_or(main.group_size) }.stored()
+        last.map(|exception| match exception.wanted {
+            Wanted::Float(format) => MatrixFormat::Float(format),
+            Wanted::Bits { bits, group_size } => {
+                let group_size = group_size.unwrap_or(main.group_size);
+                MainFormat { bits, group_size, float: None }.stored()
+            }
         })
     }
 
@@ -246,6 +264,13 @@ impl FromStr for Override {
         if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES {
             return Err(wrong(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes")));
         }
+        let taken = |wanted| {
+            let (text, pattern) = (text.to_owned(), Pattern::new(pattern));
+            Ok(Self { text, pattern, wanted })
+        };
+        if let Ok(format) = format.parse() {
+            return taken(Wanted::Float(format));
+        }
         let (bits, group_size) = match format.split_once(':') {
             Some((bits, group_size)) => (bits, Some(group_size)),
             None => (format, None),
@@ -266,6 +291,6 @@ impl FromStr for Override {
                 "groups of {group_size} are not possible; 32, 64 and 128 are"
             )));
         }
-        Ok(Self { text: text.to_owned(), pattern: Pattern::new(pattern), bits, group_size })
+        taken(Wanted::Bits { bits, group_size })
     }
 }

@@ -78,7 +78,7 @@ pub struct TensorReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Carried {
-    /// The source's own integers: every weight is exactly the source's.
+    /// The source's own integers or small floats: every weight is exactly the source's.
     Repacked,
     /// Decoded and quantized anew.
     Requantized,
@@ -104,7 +104,7 @@ impl TensorReport {
 
     /// A quantized tensor of `elements` weights.
     #[must_use]
-    pub fn affine(format: MatrixFormat, sums: &ErrorSums, elements: u64) -> Self {
+    pub fn quantized(format: MatrixFormat, sums: &ErrorSums, elements: u64) -> Self {
         Self {
             format,
             relative_rmse: Some(sums.relative_rmse()),

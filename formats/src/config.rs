@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use crate::{
+    float_groups::FloatFormat,
     normalise::Normalised,
     rope::Spelling,
     spec::{Layer, Mask, NormKind, Spec},
@@ -14,19 +15,21 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigQuantization {
     /// What holds for every matrix that is not in `overrides`.
-    pub main: AffineConfig,
+    pub main: GroupConfig,
     /// Matrices that differ, by module name (a tensor's name without `.weight`); `None` is not
     /// quantized.
-    pub overrides: BTreeMap<String, Option<AffineConfig>>,
+    pub overrides: BTreeMap<String, Option<GroupConfig>>,
 }
 
-/// One choice of affine groups.
+/// One choice of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AffineConfig {
+pub struct GroupConfig {
     /// Weights per group.
     pub group_size: u32,
     /// Bits per weight.
     pub bits: u32,
+    /// Float groups; affine ones without it.
+    pub float: Option<FloatFormat>,
 }
 
 /// Keys that name a place on the publisher's machine or a commit of the source: they would be
@@ -145,22 +148,43 @@ impl ConfigQuantization {
             .overrides
             .iter()
             .map(|(name, choice)| {
-                (name.clone(), choice.map_or(Value::Bool(false), AffineConfig::to_json))
+                (name.clone(), choice.map_or(Value::Bool(false), |it| it.to_json(self.main)))
             })
             .collect();
         map.insert("group_size".to_owned(), self.main.group_size.into());
         map.insert("bits".to_owned(), self.main.bits.into());
-        map.insert("mode".to_owned(), "affine".into());
+        map.insert("mode".to_owned(), self.main.mode().into());
         Value::Object(map.into_iter().collect())
     }
 }
 
-impl AffineConfig {
-    fn to_json(self) -> Value {
-        Value::Object(Map::from_iter([
+impl GroupConfig {
+    /// MLX's mode.
+    const fn mode(self) -> &'static str {
+        match self.float {
+            Some(format) => format.name(),
+            None => "affine",
+        }
+    }
+
+    /// An exception from `main`. It states its mode where either is not affine: readers take a
+    /// missing one for that.
+    fn to_json(self, main: Self) -> Value {
+        let mut map = Map::from_iter([
             ("bits".to_owned(), self.bits.into()),
             ("group_size".to_owned(), self.group_size.into()),
-        ]))
+        ]);
+        if self.float.or(main.float).is_some() {
+            map.insert("mode".to_owned(), self.mode().into());
+        }
+        Value::Object(map)
+    }
+}
+
+impl From<FloatFormat> for GroupConfig {
+    fn from(format: FloatFormat) -> Self {
+        let (group_size, bits) = (format.group_size(), format.bits());
+        Self { group_size, bits, float: Some(format) }
     }
 }
 

@@ -2,7 +2,7 @@
 //! rules that turn a published checkpoint into normalised tensors and a normalised
 //! architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers), [`simd`] (instruction sets),
+//! Reading order: [`dtype`] and [`container`] (files), [`affine`] and [`float_groups`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
@@ -15,6 +15,7 @@ pub mod config;
 pub mod container;
 pub mod dtype;
 pub mod expr;
+pub mod float_groups;
 pub mod gguf;
 pub mod hex;
 pub mod imatrix;
@@ -29,6 +30,7 @@ pub mod rope;
 pub mod rules;
 pub mod sensitivity;
 pub mod simd;
+mod small_floats;
 pub mod spec;
 pub mod stored;
 pub mod template;
@@ -39,6 +41,7 @@ pub use affine::{AffineFormat, Rounding};
 pub use calibration::Calibration;
 pub use config::config_for_package;
 pub use dtype::Dtype;
+pub use float_groups::FloatFormat;
 pub use imatrix::Importance;
 pub use normalise::{Axis, Normalised, Published, SourceTensor, StoredAs, TensorPlan, resolve};
 pub use rules::{OwnRules, Role, RulePack, ShardingRule};

@@ -1,9 +1,12 @@
 //! `manifest.json`: what a package says of itself. Canonical JSON, see [`crate::canonical`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::{Deserialize, Serialize};
-use shardpack_formats::{Dtype, Spec, chat::Chat};
+use shardpack_formats::{Dtype, FloatFormat, Spec, chat::Chat};
 
 use crate::{
     digest::{Digest, chunk_count, merge_chunks},
@@ -27,7 +30,9 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 /// Whether this version knows a feature; a manifest that requires another one is refused.
 #[must_use]
 pub fn is_known_feature(feature: &str) -> bool {
-    feature == STAGES_FEATURE || Spec::known_features().any(|known| known == feature)
+    feature == STAGES_FEATURE
+        || FloatFormat::ALL.iter().any(|format| format.name() == feature)
+        || Spec::known_features().any(|known| known == feature)
 }
 
 /// Largest manifest that is read: a trillion-parameter package has about 300,000 chunks and as
@@ -119,7 +124,11 @@ pub struct Quantization {
     /// Main group size; absent at 16 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_size: Option<u32>,
-    /// How scale, bias and integers were chosen (`"mlx-cpu"`); absent at 16 bits.
+    /// The main format, where it is one of float groups: `bits` and `group_size` are its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub float: Option<FloatFormat>,
+    /// How scale, bias and integers of affine groups were chosen (`"mlx-cpu"`); absent without such
+    /// groups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding: Option<String>,
     /// Element type of scales, biases and unquantized weights.
@@ -136,10 +145,21 @@ impl Quantization {
     /// Format of the matrix of module `name` (a tensor's name without `.weight`).
     #[must_use]
     pub fn format_of(&self, name: &str) -> MatrixFormat {
-        self.overrides.get(name).copied().unwrap_or(match self.group_size {
-            Some(group) => MatrixFormat::Affine { bits: self.bits, group_size: group },
-            None => MatrixFormat::Plain,
+        self.overrides.get(name).copied().unwrap_or(match (self.float, self.group_size) {
+            (Some(format), _) => MatrixFormat::Float(format),
+            (None, Some(group)) => MatrixFormat::Affine { bits: self.bits, group_size: group },
+            (None, None) => MatrixFormat::Plain,
         })
+    }
+
+    /// The formats of float groups that matrices have.
+    #[must_use]
+    pub fn float_formats(&self) -> BTreeSet<FloatFormat> {
+        let of_overrides = self.overrides.values().filter_map(|format| match format {
+            MatrixFormat::Float(format) => Some(*format),
+            MatrixFormat::Plain | MatrixFormat::Affine { .. } => None,
+        });
+        self.float.into_iter().chain(of_overrides).collect()
     }
 }
 
@@ -156,6 +176,32 @@ pub enum MatrixFormat {
         /// Weights per group.
         group_size: u32,
     },
+    /// Float groups: `weight` (u32, packed), `scales` (u8).
+    Float(FloatFormat),
+}
+
+impl MatrixFormat {
+    /// Bits of one packed value and weights of a group; none of what is in no groups.
+    #[must_use]
+    pub const fn groups(self) -> Option<(u32, u32)> {
+        match self {
+            Self::Plain => None,
+            Self::Affine { bits, group_size } => Some((bits, group_size)),
+            Self::Float(format) => Some((format.bits(), format.group_size())),
+        }
+    }
+}
+
+impl fmt::Display for MatrixFormat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain => formatter.write_str("not quantized"),
+            Self::Affine { bits, group_size } => {
+                write!(formatter, "{bits} bits in groups of {group_size}")
+            }
+            Self::Float(format) => format.fmt(formatter),
+        }
+    }
 }
 
 /// One file of a package.
@@ -264,7 +310,8 @@ impl Manifest {
         let mut document = serde_json::from_slice(bytes)?;
         format1::rename(&mut document);
         let mut manifest: Self = serde_json::from_value(document)?;
-        manifest.requires = requires(&manifest.architecture, &manifest.layout);
+        manifest.requires =
+            requires(&manifest.architecture, &manifest.layout, &manifest.quantization);
         manifest.check()
     }
 
@@ -384,11 +431,13 @@ pub(crate) fn check_features(
     }
 }
 
-/// What a reader must know of a package with this architecture and layout.
+/// What a reader must know of a package with this architecture, layout and quantization.
 #[must_use]
-pub fn requires(spec: &Spec, layout: &Layout) -> Vec<String> {
+pub fn requires(spec: &Spec, layout: &Layout, quantization: &Quantization) -> Vec<String> {
     let of_layout = (!layout.stages.is_empty()).then_some(STAGES_FEATURE);
-    of_layout.into_iter().chain(spec.features()).map(str::to_owned).collect()
+    let floats = quantization.float_formats();
+    let of_groups = floats.iter().map(|format| format.name());
+    of_layout.into_iter().chain(of_groups).chain(spec.features()).map(str::to_owned).collect()
 }
 
 /// Says why `name` may not be the name of a file in a package, if so: it must be one plain

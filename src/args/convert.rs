@@ -6,16 +6,22 @@ use clap::Args;
 use shardpack_converter::recipe::Budget;
 
 use super::shared::{
-    BudgetArgs, FloatType, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, Size, SourceArgs,
+    BudgetArgs, FloatType, GroupFormat, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, Size,
+    SourceArgs,
 };
 
 /// What a conversion writes; `convert` and `plan` share it.
 #[derive(Args)]
 #[command(mut_arg("nodes", |nodes| nodes.required(false).default_value("1")))]
 pub(crate) struct FormatArgs {
-    /// Bits per weight: 4, 6 or 8 (2, 3 and 5 too), or 16 for not quantized.
-    #[arg(long, default_value_t = 4)]
-    pub bits: u32,
+    /// Bits per weight: 4, 6 or 8 (2, 3 and 5 too), or 16 for not quantized; 4 unless --format has others.
+    #[arg(long)]
+    pub bits: Option<u32>,
+    /// How weights are grouped: affine (integers with a scale and a bias), or float groups for
+    /// hardware and models that are made for them: mxfp4, nvfp4 (both 4 bits) or mxfp8 (8 bits),
+    /// rounded as MLX rounds.
+    #[arg(long = "format", value_enum, default_value_t = GroupFormat::Affine, value_name = "FORMAT")]
+    pub groups: GroupFormat,
     /// Weights that share a scale: 32, 64 or 128.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub group_size: u32,
@@ -36,7 +42,7 @@ pub(crate) struct FormatArgs {
     #[arg(long, default_value = "uniform", value_name = "NAME|FILE")]
     pub recipe: String,
     /// Exceptions by tensor name; `*` matches any characters, the last match wins.
-    #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
+    #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]|FORMAT")]
     pub overrides: Vec<String>,
     /// How weights are rounded: refined is the most accurate without calibration; gptq makes up for
     /// each rounding's error by what a calibration text says (--stats or --calibrate); mlx-cpu and mlx-metal give the same
@@ -68,6 +74,8 @@ Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json
   shardpack convert ./model -o small --bpw 4.6 --calibrate      bits where they matter
+  shardpack convert openai/gpt-oss-20b -o gpt-oss --bits 8 --override '*.experts.*=mxfp4'
+                                                                as published
   shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes
   shardpack convert org/model -o out --subfolder text_model    a model in a subfolder")]
 pub(crate) struct ConvertArgs {

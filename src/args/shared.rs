@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use shardpack_converter::{Nodes, Subfolder};
+use shardpack_formats::FloatFormat;
 use shardpack_mlx::distributed::FIRST_PORT;
 
 /// The form of a command's result.
@@ -177,6 +178,31 @@ impl FloatType {
             Self::Bf16 => "BF16",
             Self::F16 => "F16",
             Self::F32 => "F32",
+        }
+    }
+}
+
+/// Forms of quantized groups on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GroupFormat {
+    /// Integers with a scale and a bias.
+    Affine,
+    /// E2M1 in groups of 32, scales are powers of two.
+    Mxfp4,
+    /// E2M1 in groups of 16, scales in E4M3.
+    Nvfp4,
+    /// E4M3 in groups of 32, scales are powers of two.
+    Mxfp8,
+}
+
+impl GroupFormat {
+    /// The float groups that it names.
+    pub(crate) const fn float(self) -> Option<FloatFormat> {
+        match self {
+            Self::Affine => None,
+            Self::Mxfp4 => Some(FloatFormat::Mxfp4),
+            Self::Nvfp4 => Some(FloatFormat::Nvfp4),
+            Self::Mxfp8 => Some(FloatFormat::Mxfp8),
         }
     }
 }

@@ -14,7 +14,7 @@ use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
     recipe::{self, Budget},
 };
-use shardpack_formats::{Rounding, normalise::ResolveError};
+use shardpack_formats::{FloatFormat, Rounding, normalise::ResolveError};
 use shardpack_manifests::{Digest, PackageSet};
 
 use super::{Outcome, plan, rules, sign, text_worker, threads};
@@ -51,6 +51,11 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
 /// taken up. Returns the folder, for its removal.
 fn calibrate(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Option<PathBuf>, Failure> {
     let Some(files) = &args.calibrate else { return Ok(None) };
+    if let Some(format) = options.float {
+        return Err(Failure::from(anyhow::anyhow!(
+            "--format {format} with --calibrate is not possible; calibration rounds affine groups"
+        )));
+    }
     let sensitivity = SENSITIVITY_TOKENS.parse().context("tokens of a sensitivity")?;
     let request = super::calibrate::Request {
         input: Input::of(&args.source, Keep::All),
@@ -93,6 +98,12 @@ pub(super) fn format_options(
         let rounding = if budget.is_some() { Rounding::Gptq } else { Rounding::Refined };
         rounding.name().to_owned()
     });
+    let float = args.groups.float();
+    if let (Some(format), Some(rounding)) = (float, &args.rounding) {
+        return Err(Failure::from(anyhow::anyhow!(
+            "--format {format} with --rounding {rounding} is not possible; float groups are rounded as MLX rounds: leave --rounding away"
+        )));
+    }
     let (recipe, mut overrides) = read_recipe(&args.recipe)?;
     overrides.extend(args.overrides.iter().cloned());
     let experts =
@@ -100,8 +111,9 @@ pub(super) fn format_options(
     Ok(ConvertOptions {
         experts,
         rules: args.rules.as_deref().map(rules::read).transpose()?,
-        bits: args.bits,
+        bits: args.bits.unwrap_or_else(|| float.map_or(4, FloatFormat::bits)),
         group_size: args.group_size,
+        float,
         nodes: args.sharding.parse_nodes()?,
         stages: args.sharding.stages,
         rounding,

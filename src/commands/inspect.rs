@@ -3,10 +3,7 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use serde_json::json;
-use shardpack_manifests::{
-    Manifest, TensorShard,
-    manifest::{MatrixFormat, Quantization},
-};
+use shardpack_manifests::{Manifest, TensorShard, manifest::Quantization};
 
 use super::{Outcome, package, plan, store};
 use crate::{
@@ -105,18 +102,16 @@ fn quantization(quantization: &Quantization) -> String {
         return format!("not quantized, {}", quantization.dtype);
     };
     let rounding = quantization.rounding.as_deref().unwrap_or("unknown");
-    let mut text = format!(
-        "{} bits in groups of {group}, rounding {rounding}, scales {}",
-        quantization.bits, quantization.dtype
-    );
+    let mut text = match quantization.float {
+        Some(format) => format!("{format}, other weights {}", quantization.dtype),
+        None => format!(
+            "{} bits in groups of {group}, rounding {rounding}, scales {}",
+            quantization.bits, quantization.dtype
+        ),
+    };
     for (module, format) in &quantization.overrides {
         // Writing to a string cannot fail.
-        let _ = match format {
-            MatrixFormat::Plain => write!(text, "\n  {module}: not quantized"),
-            MatrixFormat::Affine { bits, group_size } => {
-                write!(text, "\n  {module}: {bits} bits in groups of {group_size}")
-            }
-        };
+        let _ = write!(text, "\n  {module}: {format}");
     }
     text
 }

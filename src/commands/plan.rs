@@ -140,6 +140,7 @@ fn format_text(format: MatrixFormat) -> String {
     match format {
         MatrixFormat::Plain => "16 bits".to_owned(),
         MatrixFormat::Affine { bits, group_size } => format!("{bits} bits, group {group_size}"),
+        MatrixFormat::Float(format) => format.to_string(),
     }
 }
 

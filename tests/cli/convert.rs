@@ -130,6 +130,59 @@ fn eight_nodes_and_other_group_sizes_join_too() {
 }
 
 #[test]
+fn float_groups_join_and_say_what_they_are() {
+    let folder = tempdir().unwrap();
+    for (format, bits, group) in [("mxfp4", 4, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)] {
+        let set = |nodes: &str| {
+            let output = folder.path().join(format).join(nodes);
+            convert("kjv-4m", &output, &["--format", format, "--nodes", nodes])
+        };
+        let one = set("1");
+        assert!(join(&set("3"), 3) == join(&one, 1), "{format}");
+        let package = one.join("node-0");
+        let manifest = manifest(&package);
+        assert_eq!(manifest["requires"], json!([format]));
+        assert_eq!(manifest["quantization"]["float"], format);
+        let config: Value =
+            serde_json::from_slice(&fs::read(package.join("config.json")).unwrap()).unwrap();
+        let expected = json!({ "bits": bits, "group_size": group, "mode": format });
+        assert_eq!(config["quantization"], expected);
+        let shown = succeed(&["inspect", path(&one)]);
+        assert!(shown.contains(&format!("{format}, other weights BF16")), "{shown}");
+        succeed(&["verify", path(&one)]);
+        let again = folder.path().join(format).join("again");
+        succeed(&[
+            "reshard",
+            path(&folder.path().join(format).join("3")),
+            "-o",
+            path(&again),
+            "--nodes",
+            "1",
+        ]);
+        assert_eq!(files(&again.join("node-0")), files(&package), "{format}");
+    }
+}
+
+#[test]
+fn float_groups_refuse_what_they_have_not() {
+    let folder = tempdir().unwrap();
+    let output = folder.path().join("set");
+    let check = |args: &[&str], words: &str| {
+        let source = data("kjv-4m");
+        let all = ["convert", path(&source), "-o", path(&output), "--format", "mxfp4"];
+        let error = fail(2, &[&all, args].concat());
+        assert!(error.contains(words), "{args:?}: {error}");
+        assert!(!output.exists());
+    };
+    check(&["--bits", "8"], "mxfp4 with --bits 8 is not possible");
+    check(&["--rounding", "refined"], "mxfp4 with --rounding refined is not possible");
+    check(&["--calibrate"], "mxfp4 with --calibrate is not possible");
+    check(&["--bpw", "4.5"], "mxfp4 with --bpw 4.5 is not possible");
+    check(&["--imatrix", "none"], "mxfp4 with --imatrix is not possible");
+    check(&["--override", "*=mxfp5"], "mxfp5");
+}
+
+#[test]
 fn six_heads_of_half_a_group_are_sharded_four_and_two() {
     let folder = tempdir().unwrap();
     let set = convert("models/llama", &folder.path().join("set"), &["--nodes", "2"]);

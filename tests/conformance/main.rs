@@ -9,6 +9,7 @@ mod block_sparse_attention;
 mod compressed_kv;
 mod dense_families;
 mod embeddings;
+mod float_groups;
 mod fuzz_corpus;
 mod gpt_oss;
 #[path = "../harness/program.rs"]

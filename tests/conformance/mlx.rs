@@ -32,9 +32,9 @@ use crate::{
 };
 
 /// Largest difference of a logit, in f32 on both sides.
-const TOLERANCE: f32 = 1e-3;
+pub(crate) const TOLERANCE: f32 = 1e-3;
 
-fn tokens(model: &Path) -> Vec<TokenId> {
+pub(crate) fn tokens(model: &Path) -> Vec<TokenId> {
     numbers(model, "tokens_a").into_iter().map(TokenId).collect()
 }
 
@@ -46,7 +46,7 @@ fn numbers(model: &Path, name: &str) -> Vec<u32> {
     bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap())).collect()
 }
 
-fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+pub(crate) fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
     let options = CpuOptions { threads: 1, platform: None, arithmetic: Arithmetic::Exact };
     let backends = packages.iter().map(|_| Cpu::with_options(&options).unwrap()).collect();
     let groups = memory_group(packages.len() as u32).unwrap();
@@ -54,7 +54,7 @@ fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
 }
 
 /// MLX computes one rank for each process.
-fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+pub(crate) fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
     in_steps(mlx(runtime, KvType::F32), packages, tokens, &[tokens.len()])
 }
 
@@ -87,7 +87,7 @@ fn in_steps<B: Backend>(
 }
 
 /// The largest difference.
-fn apart(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn apart(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }

@@ -27,12 +27,13 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "neutral",
                 "python_json",
                 "simd",
+                "small_floats",
                 "template",
                 "tokenizer",
                 "tool_family",
             ],
             &["affine", "chat", "container", "lowrank", "spec"],
-            &["gguf", "pickle", "rope", "rules", "sensitivity"],
+            &["float_groups", "gguf", "pickle", "rope", "rules", "sensitivity"],
             &["imatrix", "stored"],
             &["normalise"],
             &["config"],
@@ -115,7 +116,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "loader/kernels",
         &[
-            &["exp", "floats", "lanes", "pool", "rope"],
+            &["exp", "float_groups", "floats", "lanes", "pool", "rope"],
             &[
                 "attention",
                 "avx2",

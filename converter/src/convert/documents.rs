@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use shardpack_formats::{
     chat::{self, Chat, Templates},
-    config::{AffineConfig, ConfigQuantization, config_for_package},
+    config::{ConfigQuantization, GroupConfig, config_for_package},
     tokenizer::TOKENIZER_FILE,
 };
 use shardpack_manifests::{
@@ -100,7 +100,7 @@ pub(crate) fn write(
         let size_bytes = files.iter().map(|file| file.size).sum();
         let manifest = Manifest {
             format: FORMAT,
-            requires: requires(&plan.normalised.spec, &plan.layout),
+            requires: requires(&plan.normalised.spec, &plan.layout, &plan.quantization),
             name: plan.options.name.clone(),
             ids: ids.clone(),
             source: record.clone(),
@@ -127,7 +127,7 @@ pub(crate) fn write(
     }
     let set = PackageSet {
         format: FORMAT,
-        requires: requires(&plan.normalised.spec, &plan.layout),
+        requires: requires(&plan.normalised.spec, &plan.layout, &plan.quantization),
         name: plan.options.name.clone(),
         ids,
         source: record,
@@ -141,10 +141,7 @@ pub(crate) fn write(
 fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, CanonicalError> {
     let mut identities = Vec::new();
     for (step, finished) in plan.steps.iter().zip(finished) {
-        let (bits, group) = match step.format {
-            MatrixFormat::Plain => (0, 0),
-            MatrixFormat::Affine { bits, group_size } => (bits, group_size),
-        };
+        let (bits, group) = step.format.groups().unwrap_or((0, 0));
         for (part, blake3) in step.parts.iter().zip(&finished.identities) {
             let (name, shape) = (part.name.clone(), part.shape.clone());
             identities.push(TensorIdentity {
@@ -256,9 +253,12 @@ fn index<'a>(files: impl Iterator<Item = &'a FilePlan>) -> String {
 
 /// The quantization in the config's terms, under the names of files; `None` at 16 bits.
 fn config_quantization(plan: &Plan) -> Option<ConfigQuantization> {
-    let affine = |format: &MatrixFormat| match *format {
+    let groups = |format: MatrixFormat| match format {
         MatrixFormat::Plain => None,
-        MatrixFormat::Affine { bits, group_size } => Some(AffineConfig { group_size, bits }),
+        MatrixFormat::Affine { bits, group_size } => {
+            Some(GroupConfig { group_size, bits, float: None })
+        }
+        MatrixFormat::Float(format) => Some(format.into()),
     };
     let stacks = stacks(&plan.steps);
     let stored_as: BTreeMap<&str, &str> = stacks
@@ -269,14 +269,16 @@ fn config_quantization(plan: &Plan) -> Option<ConfigQuantization> {
         })
         .collect();
     let quantization = &plan.quantization;
+    let (bits, group_size) = (quantization.bits, quantization.group_size?);
+    let affine = GroupConfig { group_size, bits, float: None };
     Some(ConfigQuantization {
-        main: AffineConfig { group_size: quantization.group_size?, bits: quantization.bits },
+        main: quantization.float.map_or(affine, GroupConfig::from),
         overrides: quantization
             .overrides
             .iter()
             .map(|(name, format)| {
                 let name = stored_as.get(name.as_str()).copied().unwrap_or(name);
-                (name.to_owned(), affine(format))
+                (name.to_owned(), groups(*format))
             })
             .collect(),
     })

@@ -7,8 +7,9 @@ use std::{
 };
 
 use shardpack_formats::{
-    AffineFormat, Platform,
-    affine::{self, ErrorSums, GROUPS_PER_TASK, Hessian, OutputError, QuantizeOptions},
+    AffineFormat, Dtype, FloatFormat, Platform,
+    affine::{self, CastError, ErrorSums, GROUPS_PER_TASK, Hessian, OutputError, QuantizeOptions},
+    float_groups::{self, Source as FloatSource},
     stored::Repacked,
 };
 use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
@@ -153,6 +154,9 @@ impl Converter<'_> {
             (None, ..) => None,
             (Some(_), MatrixFormat::Plain, _) => Some(Carried::Dequantized),
             (Some(_), _, Some(_)) => Some(Carried::Repacked),
+            (Some(_), MatrixFormat::Float(_), _) if progress.sums.weights.errors == 0.0 => {
+                Some(Carried::Repacked)
+            }
             (Some(_), _, None) => Some(Carried::Requantized),
         };
         Ok(Some(finished))
@@ -193,6 +197,11 @@ impl Converter<'_> {
                 scratch.parts[1].resize(groups * dtype.size_bytes(), 0);
                 scratch.parts[2].resize(groups * dtype.size_bytes(), 0);
             }
+            MatrixFormat::Float(format) => {
+                let groups = elements / format.group_size() as usize;
+                scratch.parts[0].resize(groups * format.group_bytes(), 0);
+                scratch.parts[1].resize(groups, 0);
+            }
         }
         // What is not read in order may be costly to read in smaller pieces.
         let in_order = scratch.rows.follower.is_some();
@@ -221,9 +230,9 @@ impl Converter<'_> {
         if moments.is_some_and(|all| all.has(module_name(&step.tensor.name))) {
             return None;
         }
-        let unit = match step.format {
-            MatrixFormat::Plain => 1,
-            MatrixFormat::Affine { group_size, .. } => {
+        let unit = match step.format.groups() {
+            None => 1,
+            Some((_, group_size)) => {
                 // The fewest rows that are whole tasks; the size of a task is a power of two.
                 let groups = step.tensor.columns() / u64::from(group_size);
                 let task = GROUPS_PER_TASK as u64;
@@ -258,20 +267,19 @@ impl Converter<'_> {
         let elements = source.len() / from.size_bytes();
         let format = match step.format {
             MatrixFormat::Plain => {
-                let dtype = step.parts[0].dtype;
-                let [from_byte, to_byte] =
-                    [before, before + elements].map(|at| at * dtype.size_bytes());
-                let out = &mut parts[0][from_byte..to_byte];
-                let result = affine::cast(platform, (from, source), (dtype, out));
-                result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
-                if let Some(below) = step.tensor.below
-                    && let Some(bad) = find_out_of_range(out, below)
-                {
-                    return Err(error(bad.message_after(first as usize)));
-                }
+                let at = (before, first as usize);
+                as_floats(step, (from, source), at, &mut parts[0]).map_err(error)?;
                 return Ok(sums);
             }
             MatrixFormat::Affine { bits, group_size } => affine_format(bits, group_size),
+            MatrixFormat::Float(format) => {
+                let of =
+                    if reader.is_decoded() { FloatSource::Decoded } else { FloatSource::Floats };
+                let weights = (from, &source[..]);
+                let weights = in_float_groups(sums.weights, (format, of), weights, before, parts)
+                    .map_err(|bad| error(bad.after(first as usize).to_string()))?;
+                return Ok(Sums { weights, ..sums });
+            }
         };
         // Weights that were just decoded are rounded once, into their groups.
         let (dtype_in, weights) = if from == dtype || reader.is_decoded() {
@@ -413,6 +421,40 @@ fn find_out_of_range(values_le: &[u8], below: u32) -> Option<OutOfRange> {
     found.map(|(index, value)| OutOfRange { index, value, below })
 }
 
+/// Converts weights behind the `before` ones of their block and the `first` ones of their tensor.
+fn as_floats(
+    step: &TensorConversion,
+    (from, source): (Dtype, &[u8]),
+    (before, first): (usize, usize),
+    part: &mut [u8],
+) -> Result<(), String> {
+    let dtype = step.parts[0].dtype;
+    let elements = source.len() / from.size_bytes();
+    let [from_byte, to_byte] = [before, before + elements].map(|at| at * dtype.size_bytes());
+    let out = &mut part[from_byte..to_byte];
+    affine::cast(Platform::detect_for_quantizing(), (from, source), (dtype, out))
+        .map_err(|bad| bad.after(first).to_string())?;
+    match step.tensor.below.and_then(|below| find_out_of_range(out, below)) {
+        Some(bad) => Err(bad.message_after(first)),
+        None => Ok(()),
+    }
+}
+
+/// Quantizes weights, in their own type as MLX does, behind the `before` ones of their block.
+fn in_float_groups(
+    sums: ErrorSums,
+    (format, of): (FloatFormat, FloatSource),
+    (dtype, weights): (Dtype, &[u8]),
+    before: usize,
+    [packed, scales, _]: &mut [Vec<u8>; 3],
+) -> Result<ErrorSums, CastError> {
+    let group = format.group_size() as usize;
+    let groups = before / group..(before + weights.len() / dtype.size_bytes()) / group;
+    let bytes = groups.start * format.group_bytes()..groups.end * format.group_bytes();
+    let out = (&mut packed[bytes], &mut scales[groups]);
+    float_groups::quantize_after(sums, (format, of), (dtype, weights), out)
+}
+
 fn affine_format(bits: u32, group_size: u32) -> AffineFormat {
     AffineFormat::new(bits, group_size).expect("the plan chooses formats that exist")
 }
@@ -433,13 +475,13 @@ fn finish(step: &TensorConversion, progress: &Progress, repacked: bool) -> Finis
         .collect();
     let report = match step.format {
         MatrixFormat::Plain => TensorReport::plain(),
-        format @ MatrixFormat::Affine { .. } if repacked => TensorReport::exact(format),
-        format @ MatrixFormat::Affine { .. } => {
+        format if repacked => TensorReport::exact(format),
+        format @ (MatrixFormat::Affine { .. } | MatrixFormat::Float(_)) => {
             let elements = step.tensor.shape.iter().product();
             TensorReport {
                 output_error: progress.sums.outputs.map(|error| error.stored),
                 output_error_refined: progress.sums.outputs.map(|error| error.refined),
-                ..TensorReport::affine(format, &progress.sums.weights, elements)
+                ..TensorReport::quantized(format, &progress.sums.weights, elements)
             }
         }
     };

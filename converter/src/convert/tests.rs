@@ -2,6 +2,7 @@
 //! for, against what the source stands for.
 
 mod blocks;
+mod float_groups;
 mod published;
 
 use std::{
@@ -167,6 +168,7 @@ fn check(name: &str, (bits, group_size, dtype, ranks): Form, way: Way) {
             (MatrixFormat::Affine { bits, group_size }, _) => {
                 check_quantized(&found, &wanted, (bits, group_size), step.parts[1].dtype, &what);
             }
+            (MatrixFormat::Float(format), _) => panic!("{what}: {format}, and nobody asked for it"),
         }
     }
     check_way(&ways, way, &what);

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     convert::documents::pretty,
-    dequantize::{Floats, Quantized, plain},
+    dequantize::{Floats, Quantized, float_groups, plain},
     package::{WriteError, at, sync_directory, write_small},
     plan::{BLOCK_BYTES, Plan, TensorConversion},
     reshard::{ReshardEvent, ReshardObserver, share_memory},
@@ -275,6 +275,9 @@ impl Work<'_> {
                 let parts = [&packed[..], scales, biases];
                 let stored = self.plan.quantization.dtype;
                 Quantized { format, dtype: stored, parts }.dequantize(dtype, out, floats)
+            }
+            MatrixFormat::Float(format) => {
+                float_groups(format, [&parts[0], &parts[1]], dtype, out, floats)
             }
         };
         result.map_err(|problem| ExportError::Weight {

@@ -306,12 +306,14 @@ pub(super) fn summary(budget: Budget, given: &Given, quantized: &[MatrixFormat])
     }
     counts.sort_by_key(|(format, _)| match format {
         MatrixFormat::Affine { bits, group_size } => (*bits, u32::MAX - group_size),
+        MatrixFormat::Float(format) => (format.bits(), 0),
         MatrixFormat::Plain => (u32::MAX, 0),
     });
     let named = counts.iter().map(|(format, count)| match format {
         MatrixFormat::Affine { bits, group_size } => {
             format!("{count} at {bits} bits in groups of {group_size}")
         }
+        MatrixFormat::Float(format) => format!("{count} in {format}"),
         MatrixFormat::Plain => format!("{count} at 16 bits"),
     });
     format!(

@@ -96,23 +96,34 @@ fn stored(
             vec![(tensor.name.clone(), dtype, tensor.shape.clone())]
         }
         MatrixFormat::Affine { bits, group_size } => {
-            let module = module_name(&tensor.name);
-            let with_last = |last: u64| {
-                let mut shape = tensor.shape.clone();
-                if let Some(width) = shape.last_mut() {
-                    *width = last;
-                }
-                shape
-            };
-            let width = tensor.shape.last().copied().unwrap_or(0);
-            let groups = with_last(width / u64::from(group_size));
-            vec![
-                (format!("{module}.weight"), Dtype::U32, with_last(width * u64::from(bits) / 32)),
-                (format!("{module}.scales"), dtype, groups.clone()),
-                (format!("{module}.biases"), dtype, groups),
-            ]
+            let [weight, scales] = in_groups(tensor, (bits, group_size), dtype);
+            let biases = (format!("{}.biases", module_name(&tensor.name)), dtype, scales.2.clone());
+            vec![weight, scales, biases]
+        }
+        MatrixFormat::Float(format) => {
+            in_groups(tensor, (format.bits(), format.group_size()), Dtype::U8).into()
         }
     }
+}
+
+/// Packed weights, and scales of a type.
+fn in_groups(
+    tensor: &TensorPlan,
+    (bits, group_size): (u32, u32),
+    scales: Dtype,
+) -> [(String, Dtype, Vec<u64>); 2] {
+    let module = module_name(&tensor.name);
+    let with_last = |last: u64| {
+        let mut shape = tensor.shape.clone();
+        if let Some(width) = shape.last_mut() {
+            *width = last;
+        }
+        shape
+    };
+    let width = tensor.shape.last().copied().unwrap_or(0);
+    let words = with_last(width * u64::from(bits) / 32);
+    let groups = with_last(width / u64::from(group_size));
+    [(format!("{module}.weight"), Dtype::U32, words), (format!("{module}.scales"), scales, groups)]
 }
 
 /// The stages that hold a tensor. What belongs to no layer stands before the first or after the

@@ -52,11 +52,17 @@ pub(super) fn choose(
             overrides.insert(module.to_owned(), format);
         }
     }
-    let quantized = choice.main.bits < 16;
+    let main = choice.main.stored();
+    let is_affine = |format: &MatrixFormat| matches!(format, MatrixFormat::Affine { .. });
+    // A model of 16 bits with overrides has always named its rounding.
+    let rounds = is_affine(&main)
+        || overrides.values().any(is_affine)
+        || main == MatrixFormat::Plain && !overrides.is_empty();
     Ok(Quantization {
         bits: choice.main.bits,
-        group_size: quantized.then_some(choice.main.group_size),
-        rounding: (quantized || !overrides.is_empty()).then(|| choice.rounding.name().to_owned()),
+        group_size: main.groups().map(|(_, group_size)| group_size),
+        float: choice.main.float,
+        rounding: rounds.then(|| choice.rounding.name().to_owned()),
         dtype,
         overrides,
         importance,
@@ -68,13 +74,22 @@ fn finer(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat {
     let fineness = |format| match format {
         MatrixFormat::Plain => (u32::MAX, 0),
         MatrixFormat::Affine { bits, group_size } => (bits, u32::MAX - group_size),
+        // At the same bits affine groups are nearer to most weights.
+        MatrixFormat::Float(format) => (format.bits(), 128 - format.group_size()),
     };
     if fineness(other) > fineness(one) { other } else { one }
 }
 
 /// The wanted format with the largest group, from the wanted size down, that divides the width.
 pub(super) fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
-    let MatrixFormat::Affine { bits, group_size } = wanted else { return wanted };
+    let (bits, group_size) = match wanted {
+        MatrixFormat::Plain => return wanted,
+        MatrixFormat::Float(format) => {
+            let is_whole = width.is_multiple_of(u64::from(format.group_size()));
+            return if is_whole { wanted } else { MatrixFormat::Plain };
+        }
+        MatrixFormat::Affine { bits, group_size } => (bits, group_size),
+    };
     [128, 64, 32]
         .into_iter()
         .filter(|group| *group <= group_size && width.is_multiple_of(u64::from(*group)))

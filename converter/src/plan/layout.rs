@@ -6,7 +6,7 @@ use shardpack_formats::{Axis as SourceAxis, Normalised, Role, rules::EXPERTS_AXI
 use shardpack_manifests::{
     Layout,
     layout::{Axis, Stages, UnitRange},
-    manifest::{MatrixFormat, Quantization},
+    manifest::Quantization,
     partition::{lcm, level, split_preferring, split_weighted, units_per_group},
 };
 
@@ -129,7 +129,7 @@ fn split_axis(
         if !tensor.sharding.shards_inputs() || tensor.sharding.axis() != Some(&axis.name) {
             continue;
         }
-        if let MatrixFormat::Affine { bits, group_size } = format_of(tensor, quantization) {
+        if let Some((bits, group_size)) = format_of(tensor, quantization).groups() {
             // A value head may be narrower than a query head.
             let unit = tensor.columns() / u64::from(axis.len);
             align = lcm(align, units_per_group(unit, u64::from(group_size)));

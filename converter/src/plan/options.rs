@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use shardpack_formats::{Dtype, OwnRules, Rounding, memory::KvType};
+use shardpack_formats::{Dtype, FloatFormat, OwnRules, Rounding, memory::KvType};
 use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
@@ -24,6 +24,8 @@ pub struct ConvertOptions {
     pub bits: u32,
     /// Weights per scale: 32, 64 or 128.
     pub group_size: u32,
+    /// Float groups for all that would have `bits`, which are its own; affine groups without it.
+    pub float: Option<FloatFormat>,
     /// The nodes to shard for.
     pub nodes: Nodes,
     /// Pipeline stages into which the nodes are divided; 1 where every node runs all layers.
@@ -39,7 +41,7 @@ pub struct ConvertOptions {
     pub recipe: String,
     /// How much all weights may take: bits are given out by what `stats` says of their sensitivity.
     pub budget: Option<Budget>,
-    /// Exceptions, `pattern=bits[:group]`.
+    /// Exceptions, `pattern=bits[:group]` or `pattern=format`.
     pub overrides: Vec<String>,
     /// An importance file of llama.cpp.
     pub importance: Option<PathBuf>,
@@ -74,6 +76,7 @@ impl ConvertOptions {
             output,
             bits: 4,
             group_size: 64,
+            float: None,
             nodes: Nodes::Equal(nodes),
             stages: 1,
             rounding: Rounding::Refined.name().to_owned(),
@@ -213,6 +216,7 @@ impl Choice {
         {
             return refuse("--bits", &format!("16 with {budget}"), "a budget quantizes");
         }
+        check_float_groups(options)?;
         if !matches!(options.group_size, 32 | 64 | 128) {
             return refuse("--group-size", &options.group_size.to_string(), "32, 64 and 128 are");
         }
@@ -241,13 +245,37 @@ impl Choice {
             threshold.parse::<Threshold>()?;
         }
         Ok(Self {
-            main: MainFormat { bits: options.bits, group_size: options.group_size },
+            main: MainFormat {
+                bits: options.bits,
+                group_size: options.group_size,
+                float: options.float,
+            },
             rounding,
             dtype,
             recipe: options.recipe.parse()?,
             overrides: Overrides::parse(&options.overrides)?,
         })
     }
+}
+
+/// Refuses what float groups have not: other bits, and what chooses scales of affine groups.
+fn check_float_groups(options: &ConvertOptions) -> Result<(), PlanError> {
+    let Some(format) = options.float else { return Ok(()) };
+    let refused = if options.bits != format.bits() {
+        let possible =
+            "mxfp4 and nvfp4 have 4 bits, mxfp8 has 8; --format affine has any that --bits allows";
+        Some((format!("--bits {}", options.bits), possible))
+    } else if let Some(budget) = options.budget {
+        Some((budget.to_string(), "a budget gives out bits of affine groups"))
+    } else if options.rounding == Rounding::Gptq.name() || options.stats.is_some() {
+        Some(("--rounding gptq".to_owned(), "calibration rounds affine groups"))
+    } else if options.importance.is_some() {
+        Some(("--imatrix".to_owned(), "it weighs the search for scales of affine groups"))
+    } else {
+        None
+    };
+    let Some((other, possible)) = refused else { return Ok(()) };
+    Err(PlanError::Option { option: "--format", value: format!("{format} with {other}"), possible })
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@ pub const RECIPE_FILE: &str = "recipe.txt";
 #[must_use]
 pub fn recipe_file(quantization: &Quantization, group_size: u32) -> String {
     let mut text = String::from(
-        "# Bits of every matrix: PATTERN=BITS[:GROUP], the last line that matches decides.\n\
+        "# Bits of every matrix: PATTERN=BITS[:GROUP] or PATTERN=FORMAT, the last line that matches decides.\n\
          # For another model of the same architecture: shardpack convert SOURCE -o OUTPUT --recipe THIS\n",
     );
-    let main = MatrixFormat::Affine { bits: quantization.bits, group_size };
+    let affine = MatrixFormat::Affine { bits: quantization.bits, group_size };
+    let main = quantization.float.map_or(affine, MatrixFormat::Float);
     let all = [("*", &main)];
     let others = quantization.overrides.iter().map(|(module, format)| (module.as_str(), format));
     for (module, format) in all.into_iter().chain(others) {
@@ -25,6 +26,7 @@ pub fn recipe_file(quantization: &Quantization, group_size: u32) -> String {
             MatrixFormat::Affine { bits, group_size } => {
                 writeln!(text, "{module}={bits}:{group_size}")
             }
+            MatrixFormat::Float(format) => writeln!(text, "{module}={format}"),
         };
     }
     text
@@ -41,7 +43,7 @@ pub fn lines(text: &str) -> Vec<String> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use shardpack_formats::Dtype;
+    use shardpack_formats::{Dtype, FloatFormat};
 
     use super::*;
     use crate::recipe::{MainFormat, Overrides};
@@ -51,11 +53,13 @@ mod tests {
         let formats = [
             ("lm_head", MatrixFormat::Affine { bits: 6, group_size: 32 }),
             ("model.layers.0.self_attn.v_proj", MatrixFormat::Plain),
+            ("model.layers.0.mlp.down_proj", MatrixFormat::Float(FloatFormat::Mxfp8)),
         ];
         let overrides = formats.map(|(module, format)| (module.to_owned(), format));
         let quantization = Quantization {
             bits: 4,
             group_size: Some(64),
+            float: None,
             rounding: None,
             dtype: Dtype::BF16,
             overrides: BTreeMap::from(overrides),
@@ -63,7 +67,7 @@ mod tests {
         };
         let text = recipe_file(&quantization, 64);
         let read = Overrides::parse(&lines(&text)).unwrap();
-        let other = MainFormat { bits: 8, group_size: 128 };
+        let other = MainFormat { bits: 8, group_size: 128, float: None };
         for (module, format) in formats {
             assert_eq!(read.of(module, other), Some(format), "{text}");
         }

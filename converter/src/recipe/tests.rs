@@ -2,7 +2,7 @@
 
 use super::*;
 
-const MAIN: MainFormat = MainFormat { bits: 4, group_size: 64 };
+const MAIN: MainFormat = MainFormat { bits: 4, group_size: 64, float: None };
 
 fn affine(bits: u32, group_size: u32) -> MatrixFormat {
     MatrixFormat::Affine { bits, group_size }
@@ -16,7 +16,7 @@ fn bits_by_layer(recipe: Recipe, kind: &str, layers: u32, main: u32) -> Vec<u32>
         match recipe.format(&matrix, layers, MainFormat { bits: main, ..MAIN }) {
             MatrixFormat::Affine { bits, group_size: 64 } => bits,
             MatrixFormat::Plain => 16,
-            other @ MatrixFormat::Affine { .. } => panic!("{other:?}"),
+            other @ (MatrixFormat::Affine { .. } | MatrixFormat::Float(_)) => panic!("{other:?}"),
         }
     };
     (0..layers).map(bits).collect()
@@ -55,7 +55,7 @@ fn sensitive_gives_head_and_embedding_six_bits_at_least() {
     for (main, expected) in [(2, 6), (4, 6), (6, 6), (8, 8)] {
         for role in [Role::Head, Role::Embed] {
             let matrix = Matrix { module: "lm_head", layer: None, role };
-            let main = MainFormat { bits: main, group_size: 32 };
+            let main = MainFormat { bits: main, group_size: 32, float: None };
             assert_eq!(Recipe::Sensitive.format(&matrix, 4, main), affine(expected, 32));
         }
     }
@@ -85,7 +85,7 @@ fn the_last_override_that_matches_wins() {
     // What a recipe has chosen stays where nothing matches, and its group size counts for nothing
     // where something does.
     assert_eq!(overrides.format("lm_head", affine(6, 32), MAIN), affine(6, 32));
-    let plain = MainFormat { bits: 16, group_size: 128 };
+    let plain = MainFormat { bits: 16, group_size: 128, float: None };
     let chosen = overrides.format("model.layers.1.mlp.up_proj", plain.stored(), plain);
     assert_eq!(chosen, affine(6, 128));
 }
@@ -130,7 +130,7 @@ fn what_chooses_keys_has_eight_bits_at_least_in_every_recipe() {
     let matrix = Matrix { module, layer: Some(0), role: Role::Indexer };
     for recipe in [Recipe::Uniform, Recipe::Sensitive] {
         for bits in [2, 4, 6, 8] {
-            let main = MainFormat { bits, group_size: 32 };
+            let main = MainFormat { bits, group_size: 32, float: None };
             assert_eq!(recipe.format(&matrix, 4, main), affine(8, 32));
         }
         let main = MainFormat { bits: 16, ..MAIN };

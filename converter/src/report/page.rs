@@ -78,9 +78,10 @@ fn head(report: &Report, set: &PackageSet) -> Vec<String> {
     let quantization = &set.quantization;
     let format = match quantization.format_of("") {
         MatrixFormat::Plain => format!("not quantized, {}", quantization.dtype),
-        affine @ MatrixFormat::Affine { .. } => format!(
+        MatrixFormat::Float(format) => format!("{format}, other weights {}", quantization.dtype),
+        groups @ MatrixFormat::Affine { .. } => format!(
             "{}, rounding {}, scales and other weights {}",
-            in_words(affine),
+            groups,
             plain(quantization.rounding.as_deref().unwrap_or("unknown")),
             quantization.dtype
         ),
@@ -180,7 +181,7 @@ fn exceptions(quantization: &Quantization) -> Vec<String> {
     let mut groups: BTreeMap<(String, &str), Vec<u32>> = BTreeMap::new();
     for (module, format) in &quantization.overrides {
         let name = ModuleName::of(module);
-        let found = groups.entry((in_words(*format), name.kind)).or_default();
+        let found = groups.entry((format.to_string(), name.kind)).or_default();
         found.extend(name.layer);
     }
     let mut lines = section("Exceptions from the main format").to_vec();
@@ -191,19 +192,11 @@ fn exceptions(quantization: &Quantization) -> Vec<String> {
     lines
 }
 
-fn in_words(format: MatrixFormat) -> String {
-    match format {
-        MatrixFormat::Plain => "not quantized".to_owned(),
-        MatrixFormat::Affine { bits, group_size } => {
-            format!("{bits} bits in groups of {group_size}")
-        }
-    }
-}
-
 fn short(format: MatrixFormat) -> String {
     match format {
         MatrixFormat::Plain => "float".to_owned(),
         MatrixFormat::Affine { bits, group_size } => format!("{bits}:{group_size}"),
+        MatrixFormat::Float(format) => format.to_string(),
     }
 }
 

@@ -120,8 +120,10 @@ fn logical(
 
 /// Weights in so many packed u32 elements, if they are whole groups of a format that exists.
 fn logical_width(format: MatrixFormat, words: u64) -> Option<u64> {
-    let MatrixFormat::Affine { bits, group_size } = format else { return None };
-    AffineFormat::new(bits, group_size)?;
+    let (bits, group_size) = format.groups()?;
+    if let MatrixFormat::Affine { .. } = format {
+        AffineFormat::new(bits, group_size)?;
+    }
     let bits_of_words = words.checked_mul(32)?;
     let width = bits_of_words / u64::from(bits);
     let whole = bits_of_words.is_multiple_of(u64::from(bits))
@@ -131,6 +133,8 @@ fn logical_width(format: MatrixFormat, words: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use shardpack_formats::FloatFormat;
+
     use super::*;
 
     #[test]
@@ -144,5 +148,8 @@ mod tests {
         assert_eq!(logical_width(affine(4, 0), 4), None);
         assert_eq!(logical_width(affine(4, 64), u64::MAX), None);
         assert_eq!(logical_width(MatrixFormat::Plain, 4), None);
+        assert_eq!(logical_width(MatrixFormat::Float(FloatFormat::Nvfp4), 6), Some(48));
+        assert_eq!(logical_width(MatrixFormat::Float(FloatFormat::Mxfp4), 6), None);
+        assert_eq!(logical_width(MatrixFormat::Float(FloatFormat::Mxfp8), 8), Some(32));
     }
 }

@@ -28,9 +28,9 @@ fn package_config(name: &str, quantization: Option<&ConfigQuantization>) -> (Val
 #[test]
 fn quantization_is_stated_as_mlx_does() {
     let quantization = ConfigQuantization {
-        main: AffineConfig { group_size: 64, bits: 4 },
+        main: GroupConfig { group_size: 64, bits: 4, float: None },
         overrides: BTreeMap::from([
-            ("lm_head".to_owned(), Some(AffineConfig { group_size: 32, bits: 8 })),
+            ("lm_head".to_owned(), Some(GroupConfig { group_size: 32, bits: 8, float: None })),
             ("model.layers.0.mlp.down_proj".to_owned(), None),
         ]),
     };

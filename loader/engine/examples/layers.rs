@@ -76,6 +76,7 @@ fn bytes_of(matrix: &StoredMatrix) -> usize {
         StoredWeights::Affine { words, scales, biases, .. } => {
             [words, scales, biases].iter().map(|part| part.bytes().len()).sum()
         }
+        StoredWeights::Float { words, scales, .. } => words.bytes().len() + scales.bytes().len(),
     }
 }
 

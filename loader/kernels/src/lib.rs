@@ -10,7 +10,7 @@
 //! checked what came from outside. They use the threads and instructions of the [`Team`] within
 //! whose [`Team::run`] they are called.
 //!
-//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), `platform`, [`team`], [`pool`],
+//! Reading order: [`lanes`], [`floats`], `float_groups` and [`matrix`] (weights), `platform`, [`team`], [`pool`],
 //! [`repack`], [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
 //! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
@@ -25,6 +25,7 @@ mod avx2;
 mod avx512;
 pub mod elementwise;
 pub mod exp;
+mod float_groups;
 pub mod floats;
 pub mod gather;
 pub mod lanes;

@@ -6,9 +6,11 @@
 
 use std::ops::Range;
 
+use shardpack_formats::FloatFormat;
 use zerocopy::IntoBytes;
 
 use crate::{
+    float_groups::read,
     floats::{Floats, addresses},
     lanes::{LANES, Lanes, accumulate, tree},
     quantized::Packed,
@@ -41,6 +43,11 @@ enum Weights<'a> {
         bits: usize,
         group: usize,
         packing: Packing,
+    },
+    Float {
+        words: &'a [u32],
+        scales: &'a [u8],
+        format: FloatFormat,
     },
 }
 
@@ -80,6 +87,21 @@ impl<'a> Matrix<'a> {
             cols,
             weights: Weights::Affine { words, scales, biases, bits, group, packing },
         }
+    }
+
+    /// A matrix of float groups: `words` `[rows, cols · bits / 32]`, `scales` `[rows, cols / group]`.
+    #[must_use]
+    pub fn float_groups(
+        [rows, cols]: [usize; 2],
+        words: &'a [u32],
+        scales: &'a [u8],
+        format: FloatFormat,
+    ) -> Self {
+        let (bits, group) = (format.bits() as usize, format.group_size() as usize);
+        assert!(cols.is_multiple_of(group), "{cols} inputs in groups of {group}");
+        assert_eq!(words.len(), rows * cols * bits / 32, "words of a {rows} x {cols} matrix");
+        assert_eq!(scales.len(), rows * cols / group, "scales of a {rows} x {cols} matrix");
+        Self { rows, cols, weights: Weights::Float { words, scales, format } }
     }
 
     /// The same matrix, whose words stand as `packing` says.
@@ -122,6 +144,15 @@ impl<'a> Matrix<'a> {
                     packing,
                 }
             }
+            Weights::Float { words, scales, format } => {
+                let words_per_row = self.cols * format.bits() as usize / 32;
+                let groups_per_row = self.cols / format.group_size() as usize;
+                Weights::Float {
+                    words: &words[rows.start * words_per_row..rows.end * words_per_row],
+                    scales: &scales[rows.start * groups_per_row..rows.end * groups_per_row],
+                    format,
+                }
+            }
         };
         Self { rows: rows.len(), cols: self.cols, weights }
     }
@@ -131,7 +162,7 @@ impl<'a> Matrix<'a> {
     pub fn address(&self) -> usize {
         match self.weights {
             Weights::Plain(weights) => weights.addresses(0..0).start,
-            Weights::Affine { words, .. } => addresses(words).start,
+            Weights::Affine { words, .. } | Weights::Float { words, .. } => addresses(words).start,
         }
     }
 
@@ -150,6 +181,14 @@ impl<'a> Matrix<'a> {
                 let words = &words[rows.start * per_row..rows.end * per_row];
                 let groups = rows.start * self.cols / group..rows.end * self.cols / group;
                 [addresses(words), scales.addresses(groups.clone()), biases.addresses(groups)]
+            }
+            Weights::Float { words, scales, format } => {
+                let per_row = self.cols * format.bits() as usize / 32;
+                let groups = self.cols / format.group_size() as usize;
+                let rows = first..held(per_row * size_of::<u32>());
+                let words = &words[rows.start * per_row..rows.end * per_row];
+                let scales = &scales[rows.start * groups..rows.end * groups];
+                [addresses(words), addresses(scales), 0..0]
             }
         }
     }
@@ -173,7 +212,8 @@ impl<'a> Matrix<'a> {
                 let shape = [self.rows, self.cols];
                 Packed::new(shape, words.as_bytes(), scales, biases, [bits, group], packing)
             }
-            Weights::Plain(_) => None,
+            // Values are multiplied in f32, whatever activations are asked for.
+            Weights::Plain(_) | Weights::Float { .. } => None,
         }
     }
 
@@ -209,6 +249,12 @@ impl<'a> Matrix<'a> {
     fn decode(&self, row: usize, start: usize, out: &mut [f32]) {
         match self.weights {
             Weights::Plain(weights) => weights.read(row * self.cols + start, out),
+            Weights::Float { words, scales, format } => {
+                let first = row * self.cols + start;
+                let packed = &words.as_bytes()[first * format.bits() as usize / 8..];
+                let scales = &scales[first / format.group_size() as usize..];
+                read(format, packed, scales, out);
+            }
             Weights::Affine { words, scales, biases, bits, group, packing } => {
                 let first = row * self.cols + start;
                 let affine = Affine { scales, biases, first: first / group };

@@ -509,22 +509,26 @@ mx::array* sp_argsort(const mx::array* a, int32_t axis) {
 mx::array* sp_matmul(const mx::array* a, const mx::array* b) {
   return guarded([&] { return keep(mx::matmul(*a, *b)); });
 }
+// `mode` is MLX's name of the groups; float groups have no biases.
 mx::array* sp_quantized_matmul(const mx::array* x, const mx::array* w, const mx::array* scales,
-                               const mx::array* biases, int32_t transpose, int32_t group, int32_t bits) {
+                               const mx::array* biases, int32_t transpose, int32_t group, int32_t bits,
+                               const char* mode) {
   return guarded([&] {
-    return keep(mx::quantized_matmul(*x, *w, *scales, maybe(biases), transpose != 0, group, bits, "affine"));
+    return keep(mx::quantized_matmul(*x, *w, *scales, maybe(biases), transpose != 0, group, bits, mode));
   });
 }
 mx::array* sp_dequantize(const mx::array* w, const mx::array* scales, const mx::array* biases,
-                         int32_t group, int32_t bits) {
-  return guarded([&] { return keep(mx::dequantize(*w, *scales, maybe(biases), group, bits, "affine")); });
+                         int32_t group, int32_t bits, const char* mode, int32_t dtype) {
+  return guarded([&] {
+    return keep(mx::dequantize(*w, *scales, maybe(biases), group, bits, mode, std::nullopt, dtype_of(dtype)));
+  });
 }
 mx::array* sp_gather_qmm(const mx::array* x, const mx::array* w, const mx::array* scales,
                          const mx::array* biases, const mx::array* lhs, const mx::array* rhs,
-                         int32_t group, int32_t bits, int32_t sorted) {
+                         int32_t group, int32_t bits, const char* mode, int32_t sorted) {
   return guarded([&] {
     return keep(mx::gather_qmm(*x, *w, *scales, maybe(biases), maybe(lhs), maybe(rhs), true, group,
-                               bits, "affine", sorted != 0));
+                               bits, mode, sorted != 0));
   });
 }
 mx::array* sp_gather_mm(const mx::array* x, const mx::array* w, const mx::array* lhs,

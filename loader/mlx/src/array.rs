@@ -3,7 +3,7 @@
 
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 use crate::{
     library::{Library, MlxError},
@@ -111,19 +111,21 @@ pub enum Reduce {
     Mean = 2,
 }
 
-/// A matrix in MLX's affine groups.
+/// A matrix in groups of one of MLX's modes.
 #[derive(Clone, Copy)]
 pub struct Quantized<'a> {
-    /// Packed integers.
+    /// Packed values.
     pub words: &'a Array,
     /// One per group.
     pub scales: &'a Array,
-    /// One per group.
-    pub biases: &'a Array,
+    /// One per group; affine groups alone have them.
+    pub biases: Option<&'a Array>,
     /// Inputs per group.
     pub group: u32,
     /// Bits per weight.
     pub bits: u32,
+    /// MLX's name of such groups.
+    pub mode: &'static CStr,
 }
 
 /// A lazy array.
@@ -515,16 +517,17 @@ impl Array {
     /// `self · matrixᵀ` for a quantized `matrix` `[outputs, inputs]`, or `self · matrix`.
     #[must_use]
     pub fn quantized_matmul(&self, matrix: Quantized<'_>, transpose: bool) -> Self {
-        // SAFETY: live arrays.
+        // SAFETY: live arrays and a string with its end.
         self.make(|table| unsafe {
             (table.sp_quantized_matmul)(
                 self.raw,
                 matrix.words.raw,
                 matrix.scales.raw,
-                matrix.biases.raw,
+                handle(matrix.biases),
                 i32::from(transpose),
                 matrix.group as i32,
                 matrix.bits as i32,
+                matrix.mode.as_ptr(),
             )
         })
     }
@@ -538,17 +541,18 @@ impl Array {
         rhs: &Self,
         sorted: bool,
     ) -> Self {
-        // SAFETY: live arrays.
+        // SAFETY: live arrays and a string with its end.
         self.make(|table| unsafe {
             (table.sp_gather_qmm)(
                 self.raw,
                 matrix.words.raw,
                 matrix.scales.raw,
-                matrix.biases.raw,
+                handle(matrix.biases),
                 handle(lhs),
                 rhs.raw,
                 matrix.group as i32,
                 matrix.bits as i32,
+                matrix.mode.as_ptr(),
                 i32::from(sorted),
             )
         })
@@ -647,17 +651,19 @@ impl Array {
 }
 
 impl Quantized<'_> {
-    /// The weights as floats of the scales' type.
+    /// The weights as floats of a type.
     #[must_use]
-    pub fn dequantized(self) -> Array {
-        // SAFETY: live arrays.
+    pub fn dequantized(self, element: Element) -> Array {
+        // SAFETY: live arrays and a string with its end.
         self.words.make(|table| unsafe {
             (table.sp_dequantize)(
                 self.words.raw,
                 self.scales.raw,
-                self.biases.raw,
+                handle(self.biases),
                 self.group as i32,
                 self.bits as i32,
+                self.mode.as_ptr(),
+                element as i32,
             )
         })
     }

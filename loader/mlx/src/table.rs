@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 /// Number of this set of functions; the C layer is compiled with it and answers it.
-pub(crate) const ABI: i32 = 4;
+pub(crate) const ABI: i32 = 5;
 
 /// An array of MLX, owned by whoever holds the pointer.
 #[repr(C)]
@@ -115,9 +115,13 @@ table! {
     sp_argpartition: unsafe extern "C" fn(In, i32, i32) -> Raw;
     sp_partition: unsafe extern "C" fn(In, i32, i32) -> Raw;
     sp_matmul: unsafe extern "C" fn(In, In) -> Raw;
-    sp_quantized_matmul: unsafe extern "C" fn(In, In, In, In, i32, i32, i32) -> Raw;
-    sp_dequantize: unsafe extern "C" fn(In, In, In, i32, i32) -> Raw;
-    sp_gather_qmm: unsafe extern "C" fn(In, In, In, In, In, In, i32, i32, i32) -> Raw;
+    sp_quantized_matmul: unsafe extern "C" fn(
+        In, In, In, In, i32, i32, i32, *const c_char,
+    ) -> Raw;
+    sp_dequantize: unsafe extern "C" fn(In, In, In, i32, i32, *const c_char, i32) -> Raw;
+    sp_gather_qmm: unsafe extern "C" fn(
+        In, In, In, In, In, In, i32, i32, *const c_char, i32,
+    ) -> Raw;
     sp_gather_mm: unsafe extern "C" fn(In, In, In, In, i32) -> Raw;
     sp_rms_norm: unsafe extern "C" fn(In, In, f32) -> Raw;
     sp_layer_norm: unsafe extern "C" fn(In, In, In, f32) -> Raw;

@@ -265,7 +265,8 @@ fn arithmetic(library: Library) {
     let words = library.copy_in(&[0x11; 32], Element::U32, &[1, 8]);
     let [scales, biases] = [2.0, -1.0].map(|value| library.floats(&[value], &[1, 1]));
     let [words, scales, biases] = [&words, &scales, &biases];
-    let matrix = Quantized { words, scales, biases, group: 64, bits: 4 };
+    let matrix =
+        Quantized { words, scales, biases: Some(biases), group: 64, bits: 4, mode: c"affine" };
     let ones = library.full(1.0, Element::F32, &[1, 64]);
     assert_eq!(ones.quantized_matmul(matrix, true).read().unwrap(), [64.0]);
     let (kept, _) = library.wrap(vec![0_u8; 4], Element::F32, &[1]);

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::Path};
 use serde_json::{Value, json};
 use shardpack_engine::eval::{Divergence, Estimate, EvalOptions, Evaluation, Evaluations};
 use shardpack_formats::Dtype;
-use shardpack_manifests::{Manifest, manifest::MatrixFormat};
+use shardpack_manifests::Manifest;
 
 use super::inputs::Texts;
 use crate::progress::{size, table};
@@ -54,11 +54,9 @@ fn weights(manifests: &[Manifest]) -> (u64, u64) {
             bytes += tensor.size;
             let elements: u64 = tensor.shape.iter().product();
             let (module, part) = tensor.name.rsplit_once('.').unwrap_or(("", &tensor.name));
-            weights += match manifest.quantization.format_of(module) {
-                MatrixFormat::Affine { bits, .. } if tensor.dtype == Dtype::U32 => {
-                    elements * 32 / u64::from(bits)
-                }
-                MatrixFormat::Affine { .. } if matches!(part, "scales" | "biases") => 0,
+            weights += match manifest.quantization.format_of(module).groups() {
+                Some((bits, _)) if tensor.dtype == Dtype::U32 => elements * 32 / u64::from(bits),
+                Some(_) if matches!(part, "scales" | "biases") => 0,
                 _ => elements,
             };
         }

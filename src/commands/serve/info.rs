@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use shardpack_manifests::{
     Manifest, TensorShard,
-    manifest::{MatrixFormat, Quantization, TensorEntry},
+    manifest::{Quantization, TensorEntry},
 };
 use shardpack_server::ModelInfo;
 
@@ -54,6 +54,7 @@ fn conversion(manifest: &Manifest) -> Vec<String> {
         ("--adapter", !source.adapters.is_empty()),
         ("--subfolder", source.subfolder.is_some()),
         ("--ignore-config-key", !source.ignored_config_keys.is_empty()),
+        ("--format", !quantization.float_formats().is_empty()),
         ("--imatrix", quantization.importance.is_some()),
         ("--stages", !layout.stages.is_empty()),
     ];
@@ -73,11 +74,11 @@ fn weights(tensor: &TensorEntry, quantization: &Quantization) -> u64 {
     }
     let elements: u64 = shape.iter().product();
     let Some((module, part)) = tensor.name.rsplit_once('.') else { return elements };
-    match (quantization.format_of(module), part) {
-        (MatrixFormat::Affine { bits, .. }, "weight") if tensor.dtype.to_string() == PACKED => {
+    match (quantization.format_of(module).groups(), part) {
+        (Some((bits, _)), "weight") if tensor.dtype.to_string() == PACKED => {
             elements * 32 / u64::from(bits)
         }
-        (MatrixFormat::Affine { .. }, "scales" | "biases") => 0,
+        (Some(_), "scales" | "biases") => 0,
         _ => elements,
     }
 }

@@ -181,6 +181,12 @@ impl StoredMatrix {
                 [*bits, *group],
             )
             .packed_as(words.packing()),
+            StoredWeights::Float { words, scales, format } => Matrix::float_groups(
+                [self.outputs, self.inputs],
+                words.words().expect(CHECKED),
+                scales.bytes(),
+                *format,
+            ),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The tensors of a backend, and the weights that they are multiplied by.
 
+use shardpack_formats::FloatFormat;
+
 use crate::loading::{PackageTensor, Packing};
 
 /// Tensors of one rank. Activations are `[tokens, width]`, one row per token of the step.
@@ -75,4 +77,25 @@ pub enum StoredWeights {
         /// Inputs per group.
         group: u32,
     },
+    /// In float groups.
+    Float {
+        /// Packed values, `[outputs, inputs · bits / 32]` words.
+        words: PackageTensor,
+        /// Bytes `[outputs, inputs / group]`.
+        scales: PackageTensor,
+        /// What they are.
+        format: FloatFormat,
+    },
+}
+
+impl StoredWeights {
+    /// The tensor that holds what is multiplied: floats, or packed values.
+    #[must_use]
+    pub const fn main(&self) -> &PackageTensor {
+        match self {
+            Self::Plain(weights)
+            | Self::Affine { words: weights, .. }
+            | Self::Float { words: weights, .. } => weights,
+        }
+    }
 }

@@ -12,7 +12,7 @@ use shardpack_manifests::Digest;
 use zerocopy::IntoBytes as _;
 
 use crate::{
-    backend::{StoredMatrix, StoredWeights, cpu::InputObserver},
+    backend::{StoredMatrix, cpu::InputObserver},
     loading::Package,
 };
 
@@ -89,9 +89,7 @@ impl MomentSums {
 
 impl InputObserver for MomentSums {
     fn observe(&self, matrix: &StoredMatrix, index: usize, count: usize, x: &[f32]) {
-        let weights = match &matrix.weights {
-            StoredWeights::Plain(weights) | StoredWeights::Affine { words: weights, .. } => weights,
-        };
+        let weights = matrix.weights.main();
         let mut state = self.state();
         let Some(name) = state.names.get(&weights.bytes().as_ptr().addr()).cloned() else { return };
         state.add(name, (index, count), matrix.inputs, x);

@@ -307,37 +307,55 @@ impl<B: Backend> Loader<'_, B> {
             MatrixFormat::Plain => {
                 StoredWeights::Plain(self.floats(&name, &shape(inputs))?.clone())
             }
-            MatrixFormat::Affine { bits, group_size: group } => {
-                let unsupported = |expected: String| {
-                    self.wrong(&name, expected, format!("{bits} bits in groups of {group}"))
-                };
+            format @ MatrixFormat::Affine { bits, group_size: group } => {
                 if !affine_is_supported(bits, group) {
-                    return Err(unsupported("2 to 6 or 8 bits, groups of 32, 64, 128".to_owned()));
+                    let expected = "2 to 6 or 8 bits, groups of 32, 64, 128".to_owned();
+                    return Err(self.wrong(&name, expected, format.to_string()));
                 }
-                let groups = inputs.stored(1, group as usize);
-                let words = inputs.stored(bits as usize, u32::BITS as usize);
-                let (Some(groups), Some(words)) = (groups, words) else {
-                    let Range { start, end } = inputs.held;
-                    let slice = format!("inputs {start} to {end} of {}", inputs.full);
-                    return Err(unsupported(format!("groups that divide {slice}")));
-                };
+                let (words, groups) = self.in_groups(&name, format, (bits, group), inputs)?;
+                let words = self.words(&name, &shape(&words))?;
                 let part = |suffix: &str| {
                     self.floats(&format!("{module}.{suffix}"), &shape(&groups)).cloned()
                 };
-                let words = self.tensor(&name, &[Dtype::U32], &shape(&words))?;
-                if !self.backend.reads(words.packing()) {
-                    let found = format!("{:?}", words.packing());
-                    return Err(self.wrong(&name, "integers as they are stored".into(), found));
-                }
-                StoredWeights::Affine {
-                    words: words.clone(),
-                    scales: part("scales")?,
-                    biases: part("biases")?,
-                    bits,
-                    group,
-                }
+                let (scales, biases) = (part("scales")?, part("biases")?);
+                StoredWeights::Affine { words, scales, biases, bits, group }
+            }
+            whole @ MatrixFormat::Float(format) => {
+                let form = (format.bits(), format.group_size());
+                let (words, groups) = self.in_groups(&name, whole, form, inputs)?;
+                let words = self.words(&name, &shape(&words))?;
+                let scales =
+                    self.tensor(&format!("{module}.scales"), &[Dtype::U8], &shape(&groups))?;
+                StoredWeights::Float { words, scales: scales.clone(), format }
             }
         })
+    }
+
+    /// Inputs counted in words of packed values and in groups, which shards must not divide.
+    fn in_groups(
+        &self,
+        name: &str,
+        format: MatrixFormat,
+        (bits, group): (u32, u32),
+        inputs: &TensorSlice,
+    ) -> Result<(TensorSlice, TensorSlice), LoadError> {
+        let words = inputs.stored(bits as usize, u32::BITS as usize);
+        let groups = inputs.stored(1, group as usize);
+        words.zip(groups).ok_or_else(|| {
+            let Range { start, end } = inputs.held;
+            let slice = format!("inputs {start} to {end} of {}", inputs.full);
+            self.wrong(name, format!("groups that divide {slice}"), format.to_string())
+        })
+    }
+
+    /// Packed values, in an order that the backend reads.
+    fn words(&self, name: &str, parts: &[&TensorSlice]) -> Result<PackageTensor, LoadError> {
+        let words = self.tensor(name, &[Dtype::U32], parts)?;
+        if !self.backend.reads(words.packing()) {
+            let found = format!("{:?}", words.packing());
+            return Err(self.wrong(name, "values as they are stored".into(), found));
+        }
+        Ok(words.clone())
     }
 
     pub(super) fn floats(

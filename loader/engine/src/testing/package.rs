@@ -66,6 +66,7 @@ impl Recipe {
             importance: None,
             bits,
             group_size,
+            float: None,
             rounding: None,
             dtype: Dtype::BF16,
             overrides: BTreeMap::new(),

@@ -121,7 +121,8 @@ struct Both {
 impl Both {
     const fn quantized(&self) -> Quantized<'_> {
         let Self { words, scales, biases, bits, .. } = self;
-        Quantized { words, scales, biases, group: GROUP as u32, bits: *bits }
+        let (group, bits) = (GROUP as u32, *bits);
+        Quantized { words, scales, biases: Some(biases), group, bits, mode: c"affine" }
     }
 }
 

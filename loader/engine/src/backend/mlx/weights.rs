@@ -1,6 +1,7 @@
 //! Weights as MLX holds them.
 
 use std::{
+    ffi::CStr,
     ops::Deref,
     sync::{
         OnceLock,
@@ -8,7 +9,7 @@ use std::{
     },
 };
 
-use shardpack_formats::Dtype;
+use shardpack_formats::{Dtype, FloatFormat};
 use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
 
 use crate::{
@@ -62,7 +63,14 @@ enum Weights {
     /// `[outputs, inputs]`, or `[stack, inputs, outputs]`.
     Plain(Array),
     /// `[outputs, …]`, or `[stack, outputs, …]`.
-    Affine { words: Array, scales: Array, biases: Array, bits: u32, group: u32 },
+    Groups {
+        words: Array,
+        scales: Array,
+        biases: Option<Array>,
+        bits: u32,
+        group: u32,
+        mode: &'static CStr,
+    },
 }
 
 /// The bytes of a tensor with the rest of their last page, kept as long as MLX wants them.
@@ -191,6 +199,21 @@ impl Taker<'_> {
     }
 }
 
+/// A tensor as rows, one for each output.
+fn per_row(tensor: &PackageTensor, outputs: usize) -> [usize; 2] {
+    let len: u64 = tensor.shape().iter().product();
+    [outputs, (len as usize).checked_div(outputs).unwrap_or(0)]
+}
+
+/// MLX's name of float groups.
+const fn mode(format: FloatFormat) -> &'static CStr {
+    match format {
+        FloatFormat::Mxfp4 => c"mxfp4",
+        FloatFormat::Nvfp4 => c"nvfp4",
+        FloatFormat::Mxfp8 => c"mxfp8",
+    }
+}
+
 impl Matrix {
     /// `is_precise`: its products are f32, whatever the type of activations.
     pub(super) fn new(taker: Taker<'_>, stored: StoredMatrix, is_precise: bool) -> Self {
@@ -200,6 +223,8 @@ impl Matrix {
         let output = if is_precise && !is_large { Element::F32 } else { taker.activations };
         let element = match &weights {
             _ if output == Element::F32 || !taker.stored_products => Element::F32,
+            // Their scales are of no type that activations have.
+            StoredWeights::Float { .. } => taker.activations,
             StoredWeights::Plain(stored) | StoredWeights::Affine { scales: stored, .. } => {
                 element(stored.dtype())
             }
@@ -209,21 +234,26 @@ impl Matrix {
                 Weights::Plain(taker.take_as(&tensor, element).reshape(&[outputs, inputs]))
             }
             StoredWeights::Affine { words, scales, biases, bits, group } => {
-                let per_row = |tensor: &PackageTensor| {
-                    let len: u64 = tensor.shape().iter().product();
-                    [outputs, (len as usize).checked_div(outputs).unwrap_or(0)]
-                };
                 let floats = |tensor: &PackageTensor| {
-                    taker.take_as(tensor, element).reshape(&per_row(tensor))
+                    taker.take_as(tensor, element).reshape(&per_row(tensor, outputs))
                 };
-                Weights::Affine {
+                Weights::Groups {
                     scales: floats(&scales),
-                    biases: floats(&biases),
-                    words: taker.take(&words).reshape(&per_row(&words)),
+                    biases: Some(floats(&biases)),
+                    words: taker.take(&words).reshape(&per_row(&words, outputs)),
                     bits,
                     group,
+                    mode: c"affine",
                 }
             }
+            StoredWeights::Float { words, scales, format } => Weights::Groups {
+                scales: taker.take(&scales).reshape(&per_row(&scales, outputs)),
+                biases: None,
+                words: taker.take(&words).reshape(&per_row(&words, outputs)),
+                bits: format.bits(),
+                group: format.group_size(),
+                mode: mode(format),
+            },
         };
         Self { outputs, inputs, element, output, weights, stack: OnceLock::new() }
     }
@@ -241,19 +271,18 @@ impl Matrix {
         let x = x.cast(self.element);
         let y = match &self.weights {
             Weights::Plain(matrix) => x.matmul(&matrix.transpose(&[1, 0])),
-            Weights::Affine { .. } => x.quantized_matmul(self.weights.quantized(), true),
+            Weights::Groups { .. } => x.quantized_matmul(self.weights.quantized(), true),
         };
         y.cast(self.output)
     }
 
-    /// Rows of the matrix in the type of its scales.
+    /// Rows of the matrix in the type of its products.
     pub(super) fn rows(&self, indices: &Array) -> Array {
         match &self.weights {
             Weights::Plain(matrix) => matrix.take(indices, 0),
-            Weights::Affine { words, scales, biases, bits, group } => {
-                let [words, scales, biases] = [words, scales, biases].map(|x| x.take(indices, 0));
-                let [words, scales, biases] = [&words, &scales, &biases];
-                Quantized { words, scales, biases, group: *group, bits: *bits }.dequantized()
+            groups @ Weights::Groups { .. } => {
+                let rows = groups.each(|array| array.take(indices, 0));
+                rows.quantized().dequantized(self.element)
             }
         }
     }
@@ -264,13 +293,7 @@ impl Matrix {
         let stack = |array: &Array| array.reshape(&[count, each, array.shape()[1]]);
         self.stack.get_or_init(|| match &self.weights {
             Weights::Plain(matrix) => Weights::Plain(stack(matrix).transpose(&[0, 2, 1])),
-            Weights::Affine { words, scales, biases, bits, group } => Weights::Affine {
-                words: stack(words),
-                scales: stack(scales),
-                biases: stack(biases),
-                bits: *bits,
-                group: *group,
-            },
+            groups @ Weights::Groups { .. } => groups.each(stack),
         })
     }
 
@@ -301,7 +324,7 @@ impl Matrix {
                 x.gather_matmul(&stack, rows, chosen, is_sorted)
             }
             Weights::Plain(stack) => x.gather_matmul(stack, rows, chosen, is_sorted),
-            stack @ Weights::Affine { .. } => {
+            stack @ Weights::Groups { .. } => {
                 x.gather_quantized(stack.quantized(), rows, chosen, is_sorted)
             }
         };
@@ -314,7 +337,7 @@ impl Matrix {
         let x = x.cast(self.element);
         let y = match self.stacked(heads) {
             Weights::Plain(stack) => x.matmul(stack),
-            stack @ Weights::Affine { .. } => x.quantized_matmul(stack.quantized(), true),
+            stack @ Weights::Groups { .. } => x.quantized_matmul(stack.quantized(), true),
         };
         y.cast(self.output)
     }
@@ -325,20 +348,36 @@ impl Matrix {
         let x = x.cast(self.element);
         let y = match self.stacked(heads) {
             Weights::Plain(stack) => x.matmul(&stack.transpose(&[0, 2, 1])),
-            stack @ Weights::Affine { .. } => x.quantized_matmul(stack.quantized(), false),
+            stack @ Weights::Groups { .. } => x.quantized_matmul(stack.quantized(), false),
         };
         y.cast(self.output)
     }
 }
 
 impl Weights {
-    /// In affine groups.
+    /// In groups.
     fn quantized(&self) -> Quantized<'_> {
         match self {
-            Self::Affine { words, scales, biases, bits, group } => {
-                Quantized { words, scales, biases, group: *group, bits: *bits }
+            Self::Groups { words, scales, biases, bits, group, mode } => {
+                let (group, bits, mode) = (*group, *bits, *mode);
+                Quantized { words, scales, biases: biases.as_ref(), group, bits, mode }
             }
-            Self::Plain(_) => unreachable!("called for affine groups"),
+            Self::Plain(_) => unreachable!("called for groups"),
+        }
+    }
+
+    /// The same of each of its arrays.
+    fn each(&self, change: impl Fn(&Array) -> Array) -> Self {
+        match self {
+            Self::Plain(matrix) => Self::Plain(change(matrix)),
+            Self::Groups { words, scales, biases, bits, group, mode } => Self::Groups {
+                words: change(words),
+                scales: change(scales),
+                biases: biases.as_ref().map(change),
+                bits: *bits,
+                group: *group,
+                mode,
+            },
         }
     }
 }
