@@ -2,7 +2,6 @@
 //! are told to.
 
 use std::{
-    net::TcpListener,
     path::Path,
     process::Command,
     time::{Duration, Instant},
@@ -13,6 +12,7 @@ use serde_json::Value;
 use crate::{
     cluster::{Scene, TLS},
     harness::{convert, fail, path, shardpack, succeed},
+    ports::free_port,
     running::{ask, lives},
 };
 
@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// A port that is free at the moment.
 fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    format!("127.0.0.1:{}", free_port())
 }
 
 fn kill(process: u32) {

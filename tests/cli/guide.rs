@@ -12,14 +12,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    net::TcpListener,
     os::unix::{fs::symlink, process::CommandExt as _},
     path::{Component, Path, PathBuf},
-    process::{self, Child, Command, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
+
+use crate::ports::free_port;
 
 /// Generous: the machine may be compiling something else.
 const TIMEOUT: Duration = Duration::from_mins(2);
@@ -232,11 +232,7 @@ fn run_page(page: &Path) -> Result<(), String> {
 /// A free port for each port of the pages: below those that the system gives to whoever asks for any, which
 /// the other tests do, and each but once.
 fn free_ports() -> BTreeMap<u16, u16> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let from = 10_000 + (process::id() % 100) as u16 * 200;
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let next = || from + NEXT.fetch_add(1, Ordering::Relaxed);
-    let free = |own: &u16| (*own, std::iter::repeat_with(next).find(is_free).unwrap());
+    let free = |own: &u16| (*own, free_port());
     PORTS.iter().map(free).collect()
 }
 

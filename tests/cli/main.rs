@@ -33,6 +33,7 @@ mod models_on_nodes;
 #[path = "../package_set.rs"]
 mod package_set;
 mod pipeline_stages;
+mod ports;
 mod prompt_values;
 mod push;
 mod recovery;

@@ -34,6 +34,7 @@ use shardpack_transfer::receive::{
 use crate::{
     harness::{convert, files},
     package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
+    ports::free_port,
 };
 
 mod activation;
@@ -277,8 +278,8 @@ fn dry_run_says_what_is_missing_and_changes_nothing() {
 fn one_failing_node_stops_neither_the_others_nor_is_anything_activated() {
     let scene = Scene::new(&SetPlan::default());
     let node = scene.node(1);
-    // A port that was free a moment ago: nobody listens.
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Nobody listens.
+    let closed = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let report = scene.push(&[closed, node.address], ALL);
     assert_eq!(progress(&report), [NodeProgress::NotPrepared, NodeProgress::Prepared]);
     assert!(matches!(report.nodes[0].error, Some(NodeError::Connect(_))));
