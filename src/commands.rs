@@ -34,6 +34,7 @@ pub(crate) mod usage;
 pub(crate) mod verify;
 
 mod cabling;
+mod distillation;
 mod draft;
 mod events;
 mod node_events;

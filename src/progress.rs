@@ -12,12 +12,31 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Progress through a known number of bytes. Goes to standard error.
+/// Progress through a known number of bytes or steps. Goes to standard error.
 pub(crate) struct Progress {
     label: &'static str,
-    total_bytes: u64,
+    unit: Unit,
+    total: u64,
     started: Instant,
     shown: Shown,
+}
+
+/// What is counted.
+#[derive(Clone, Copy)]
+enum Unit {
+    Bytes,
+    Steps,
+}
+
+impl Unit {
+    const fn template(self) -> &'static str {
+        match self {
+            Self::Bytes => {
+                "{prefix:>10} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}"
+            }
+            Self::Steps => "{prefix:>10} {bar:32} step {pos}/{len} {eta} {wide_msg}",
+        }
+    }
 }
 
 enum Shown {
@@ -26,26 +45,33 @@ enum Shown {
 }
 
 struct Lines {
-    done_bytes: u64,
+    done: u64,
     next: Instant,
 }
 
 impl Progress {
     /// Begins a stage of `total_bytes`.
     pub(crate) fn bytes(label: &'static str, total_bytes: u64) -> Self {
+        Self::new(label, Unit::Bytes, total_bytes)
+    }
+
+    /// Begins a stage of `total` steps.
+    pub(crate) fn steps(label: &'static str, total: u64) -> Self {
+        Self::new(label, Unit::Steps, total)
+    }
+
+    fn new(label: &'static str, unit: Unit, total: u64) -> Self {
         let started = Instant::now();
         let shown = if io::stderr().is_terminal() {
-            let style = ProgressStyle::with_template(
-                "{prefix:>10} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}",
-            );
-            let bar = ProgressBar::new(total_bytes)
+            let style = ProgressStyle::with_template(unit.template());
+            let bar = ProgressBar::new(total)
                 .with_prefix(label)
                 .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             Shown::Bar(bar)
         } else {
-            Shown::Lines(Mutex::new(Lines { done_bytes: 0, next: started + LINE_EVERY }))
+            Shown::Lines(Mutex::new(Lines { done: 0, next: started + LINE_EVERY }))
         };
-        Self { label, total_bytes, started, shown }
+        Self { label, unit, total, started, shown }
     }
 
     /// Names what is being worked on.
@@ -55,22 +81,23 @@ impl Progress {
         }
     }
 
-    /// Adds bytes that are done.
-    pub(crate) fn add(&self, bytes: u64) {
+    /// Adds what is done.
+    pub(crate) fn add(&self, done: u64) {
         match &self.shown {
-            Shown::Bar(bar) => bar.inc(bytes),
+            Shown::Bar(bar) => bar.inc(done),
             Shown::Lines(lines) => {
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-                lines.done_bytes += bytes;
+                lines.done += done;
                 if Instant::now() >= lines.next {
                     lines.next = Instant::now() + LINE_EVERY;
-                    let share = lines.done_bytes as f64 * 100.0 / self.total_bytes.max(1) as f64;
-                    say(&format!(
-                        "{}: {share:.0} % of {}, {}",
-                        self.label,
-                        size(self.total_bytes),
-                        rate(lines.done_bytes, self.started)
-                    ));
+                    let share = lines.done as f64 * 100.0 / self.total.max(1) as f64;
+                    let of = match self.unit {
+                        Unit::Bytes => {
+                            format!("{}, {}", size(self.total), rate(lines.done, self.started))
+                        }
+                        Unit::Steps => format!("{} steps", self.total),
+                    };
+                    say(&format!("{}: {share:.0} % of {of}", self.label));
                 }
             }
         }
@@ -82,7 +109,7 @@ impl Progress {
             Shown::Bar(bar) => bar.set_position(bar.position().saturating_sub(bytes)),
             Shown::Lines(lines) => {
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-                lines.done_bytes = lines.done_bytes.saturating_sub(bytes);
+                lines.done = lines.done.saturating_sub(bytes);
             }
         }
     }

@@ -28,6 +28,7 @@ use shardpack_formats::Rounding;
 use shardpack_manifests::{Digest, PackageSet, canonical, signature::SignError};
 
 use crate::{
+    learned::ScalesError,
     moments::MomentsError,
     package::{WriteError, write_small},
     plan::{Plan, PlanError},
@@ -60,6 +61,9 @@ pub enum ConvertError {
     /// What `calibrate` has measured cannot be read.
     #[error("--stats")]
     Moments(#[from] MomentsError),
+    /// Learned scales cannot be read, or belong to other integers.
+    #[error(transparent)]
+    Scales(#[from] ScalesError),
     /// A weight that is no number, or does not fit the stored type.
     #[error("tensor {tensor:?} in {file:?}: {problem}; the checkpoint is damaged")]
     Weight {
@@ -104,6 +108,7 @@ impl ConvertError {
         match self {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Moments(error) | Self::Plan(PlanError::Moments(error)) => error.is_wrong(),
+            Self::Scales(error) | Self::Plan(PlanError::Scales(error)) => error.is_wrong(),
             Self::Plan(PlanError::Budget(error)) => error.is_wrong(),
             Self::Plan(
                 PlanError::Option { .. }

@@ -15,6 +15,7 @@ mod dequantize;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod learned;
 mod moments;
 mod package;
 pub mod plan;
@@ -35,6 +36,7 @@ pub use cancel::Cancel;
 pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
+pub use learned::ScalesError;
 pub use moments::MomentsError;
 pub use package::WriteError;
 pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};

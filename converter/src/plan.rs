@@ -29,6 +29,7 @@ use shardpack_manifests::{
 };
 
 use crate::{
+    learned::{LearnedScales, ScalesError},
     moments::{MomentsError, StoredMoments},
     recipe::{Budget, RecipeError},
     report::{Report, TensorReport, ThresholdError},
@@ -117,6 +118,9 @@ pub enum PlanError {
     /// What `calibrate` has measured cannot be used.
     #[error("--stats")]
     Moments(#[from] MomentsError),
+    /// Learned scales cannot be used.
+    #[error(transparent)]
+    Scales(#[from] ScalesError),
     /// Bits cannot be given out.
     #[error(transparent)]
     Budget(#[from] BudgetError),
@@ -156,6 +160,7 @@ pub struct Plan {
     pub warnings: Vec<String>,
     pub(crate) importance: Option<Importance>,
     pub(crate) moments: Option<StoredMoments>,
+    pub(crate) learned: Option<LearnedScales>,
     /// Bytes that a thread holds beside its blocks while it merges adapters, or weights come from
     /// elsewhere.
     pub(crate) merge_bytes: u64,
@@ -222,7 +227,9 @@ impl Plan {
         let (importance, digest) = importance.unzip();
         let stats = options.stats.as_deref().map(|folder| read_moments(folder, &normalised));
         let moments = stats.transpose()?;
+        let learned = options.learned.as_deref().map(LearnedScales::open).transpose()?;
         let digest = moments.as_ref().map(StoredMoments::digest).or(digest);
+        let digest = learned.as_ref().map(LearnedScales::digest).or(digest);
         let native = |name: &str| source.logical(name).map(|tensor| tensor.native);
         let dtype =
             choice.dtype.unwrap_or_else(|| formats::main_dtype(&normalised.tensors, native));
@@ -244,6 +251,7 @@ impl Plan {
             let formats: Vec<_> = matrices.map(|it| format_of(it, &quantization)).collect();
             warnings.push(budget::summary(asked, given, &formats));
         }
+        warnings.extend(learned.as_ref().map(LearnedScales::summary));
         warnings.extend(source.notes.iter().cloned());
         warnings.extend(text_warnings(source)?);
         warnings.extend(ignored_keys(&source.ignored_keys));
@@ -252,7 +260,7 @@ impl Plan {
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
         let factors = moments.as_ref().map_or(0, StoredMoments::working_bytes);
         let merge_bytes = source.adapters.working_bytes() + source.working_bytes() + factors;
-        Ok(Self { importance, moments, merge_bytes, ..plan })
+        Ok(Self { importance, moments, learned, merge_bytes, ..plan })
     }
 
     /// The plan that follows once it is known how every matrix is stored.
@@ -299,6 +307,7 @@ impl Plan {
             warnings,
             importance: None,
             moments: None,
+            learned: None,
             merge_bytes: 0,
             rounding,
             steps,

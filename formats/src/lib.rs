@@ -2,7 +2,8 @@
 //! rules that turn a published checkpoint into normalised tensors and a normalised
 //! architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] and [`float_groups`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers), [`simd`] (instruction sets),
+//! Reading order: [`dtype`] and [`container`] (files), [`affine`] and [`float_groups`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers),
+//! [`learned`] (scales that distillation has found), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
@@ -20,6 +21,7 @@ pub mod gguf;
 pub mod hex;
 pub mod imatrix;
 mod inert;
+pub mod learned;
 pub mod lowrank;
 pub mod memory;
 mod neutral;

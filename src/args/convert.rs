@@ -1,6 +1,6 @@
 //! Arguments of `convert`, and the format of packages, which `plan` takes too.
 
-use std::path::PathBuf;
+use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::Args;
 use shardpack_converter::recipe::Budget;
@@ -76,6 +76,7 @@ Examples:
   shardpack convert ./model -o small --bpw 4.6 --calibrate      bits where they matter
   shardpack convert openai/gpt-oss-20b -o gpt-oss --bits 8 --override '*.experts.*=mxfp4'
                                                                 as published
+  shardpack convert ./model -o tuned --bits 4 --calibrate text.txt --distill 200
   shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes
   shardpack convert org/model -o out --subfolder text_model    a model in a subfolder")]
 pub(crate) struct ConvertArgs {
@@ -98,6 +99,16 @@ pub(crate) struct ConvertArgs {
     /// built-in text.
     #[arg(long, value_name = "FILE", num_args = 0.., conflicts_with = "stats")]
     pub calibrate: Option<Vec<PathBuf>>,
+    /// Most tokens of that text to read.
+    #[arg(long, value_name = "N", requires = "calibrate")]
+    pub calibration_tokens: Option<usize>,
+    /// Tokens of a sequence of it; 512, or the model's longest sequence if that is less, by default.
+    #[arg(long, value_name = "N", requires = "calibrate")]
+    pub calibration_context: Option<usize>,
+    /// Then tune scales and biases by so many steps against the answers of the model at 16 bits over the
+    /// same text (mlx-lm calls it DWQ). Needs MLX (`engine install mlx`).
+    #[arg(long, value_name = "STEPS", requires = "calibrate")]
+    pub distill: Option<NonZeroUsize>,
     /// Fail if a figure of the report exceeds a limit, such as 'rmse>0.1'; may be given more than
     /// once.
     #[arg(long, value_name = "FIGURE>LIMIT")]

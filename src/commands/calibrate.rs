@@ -4,7 +4,7 @@
 mod imatrix;
 mod sensitivity;
 mod text;
-mod work;
+pub(super) mod work;
 
 use std::{
     fs::{self, File},
@@ -198,7 +198,7 @@ impl Request<'_> {
     }
 
     /// The package of the whole model at 16 bits: the given one, or one that is made of the source.
-    fn model(&self, work: &WorkFolder) -> Result<PathBuf, Failure> {
+    pub(super) fn model(&self, work: &WorkFolder) -> Result<PathBuf, Failure> {
         let given = self.input.source;
         let set = if package::is_set(given) || package::is_package(given) {
             given.to_path_buf()
@@ -219,7 +219,7 @@ impl Request<'_> {
     }
 
     /// Whole windows of the texts in turn, each beginning with the model's first token, if it has one.
-    fn sequences(&self, folder: &Path) -> Result<(Vec<Vec<TokenId>>, usize), Failure> {
+    pub(super) fn sequences(&self, folder: &Path) -> Result<(Vec<Vec<TokenId>>, usize), Failure> {
         let longest = package::read_manifest(folder)?.architecture.max_positions as usize;
         let context = self.text.context.unwrap_or(longest.min(512));
         if !(FEWEST_TOKENS..=longest).contains(&context) {
@@ -267,7 +267,7 @@ impl Request<'_> {
 }
 
 /// Makes a file durable.
-fn sync(path: &Path) -> Result<(), Failure> {
+pub(super) fn sync(path: &Path) -> Result<(), Failure> {
     let shown = || path.display().to_string();
     File::open(path).and_then(|file| file.sync_all()).with_context(shown)?;
     Ok(())

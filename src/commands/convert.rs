@@ -17,7 +17,7 @@ use shardpack_converter::{
 use shardpack_formats::{FloatFormat, Rounding, normalise::ResolveError};
 use shardpack_manifests::{Digest, PackageSet};
 
-use super::{Outcome, plan, rules, sign, text_worker, threads};
+use super::{Outcome, distillation, plan, rules, sign, text_worker, threads};
 use crate::{
     args::{CalibrationTextArgs, ConvertArgs, FormatArgs, SENSITIVITY_TOKENS},
     failure::Failure,
@@ -34,10 +34,10 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let mut options = options(args)?;
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
     let input = Input::of(&args.source, keep);
-    let calibrated = calibrate(args, &mut options)?;
+    let measured = measure(args, &mut options)?;
     let converted = threads::with(args.budget.threads.count, || convert_source(&input, options))??;
-    if let Some(stats) = calibrated {
-        std::fs::remove_dir_all(&stats).with_context(|| stats.display().to_string())?;
+    for folder in measured {
+        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
     if args.form.json {
         result(&json(&converted).to_string());
@@ -47,19 +47,25 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Calibrates beside the output, if that is asked for; what an interrupted conversion has measured is
-/// taken up. Returns the folder, for its removal.
-fn calibrate(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Option<PathBuf>, Failure> {
-    let Some(files) = &args.calibrate else { return Ok(None) };
+/// Calibrates beside the output, and distills, if that is asked for; what an interrupted conversion has
+/// measured is taken up. Returns the folders, for their removal.
+fn measure(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Vec<PathBuf>, Failure> {
+    let Some(files) = &args.calibrate else { return Ok(Vec::new()) };
     if let Some(format) = options.float {
         return Err(Failure::from(anyhow::anyhow!(
             "--format {format} with --calibrate is not possible; calibration rounds affine groups"
         )));
     }
     let sensitivity = SENSITIVITY_TOKENS.parse().context("tokens of a sensitivity")?;
+    let text = CalibrationTextArgs::default();
+    let text = CalibrationTextArgs {
+        files: files.clone(),
+        tokens: args.calibration_tokens.unwrap_or(text.tokens),
+        context: args.calibration_context,
+    };
     let request = super::calibrate::Request {
         input: Input::of(&args.source, Keep::All),
-        text: &CalibrationTextArgs { files: files.clone(), ..CalibrationTextArgs::default() },
+        text: &text,
         sensitivity: options.budget.map(|_| sensitivity),
         memory_bytes: args.budget.memory.0,
         threads: args.budget.threads.count,
@@ -73,7 +79,9 @@ fn calibrate(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Option<
     }
     options.stats = Some(stats.clone());
     Rounding::Gptq.name().clone_into(&mut options.rounding);
-    Ok(Some(stats))
+    let Some(steps) = args.distill else { return Ok(vec![stats]) };
+    options.learned = distillation::distill(&request, steps.get(), options)?;
+    Ok([stats].into_iter().chain(options.learned.clone()).collect())
 }
 
 fn options(args: &ConvertArgs) -> Result<ConvertOptions, Failure> {

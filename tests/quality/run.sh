@@ -63,7 +63,7 @@ for model in "$@"; do
         smollm2)
             tests/quality/smollm2.sh "$program" "$base"
             [ -d "$base/models/smollm2" ] ||
-                train tune "$base/models/smollm2" "$texts/prose-training.txt" 150 "$base/models/smollm2-16bit"
+                train tune "$base/models/smollm2" "$texts/prose-training.txt" 300 "$base/models/smollm2-16bit"
             compare "$base/models/smollm2" prose --characters 8192 --tokens 4096 --sensitivity 512 --pre-tokenizer smollm
             ;;
         *)

@@ -139,6 +139,7 @@ impl Converter<'_> {
                 let sums = self.fill(step, reader, row..row + count, scratch)?;
                 progress.sums = progress.sums.plus(sums);
             }
+            self.put_learned(step, row..row + count, &mut scratch.parts)?;
             for (part, stored) in step.parts.iter().enumerate() {
                 let bytes = &scratch.parts[part];
                 progress.identities[part].update(bytes);
@@ -149,6 +150,9 @@ impl Converter<'_> {
             done(row * reader.row_bytes());
         }
         let mut finished = finish(step, &progress, repack.is_some());
+        if let Some(learned) = &self.plan.learned {
+            learned.check(module_name(&step.tensor.name), &finished.identities)?;
+        }
         finished.report.source = reader.format();
         finished.report.carried = match (&finished.report.source, step.format, repack) {
             (None, ..) => None,
@@ -160,6 +164,24 @@ impl Converter<'_> {
             (Some(_), _, None) => Some(Carried::Requantized),
         };
         Ok(Some(finished))
+    }
+
+    /// Puts learned scales and biases in the place of a block's own.
+    fn put_learned(
+        &self,
+        step: &TensorConversion,
+        rows: Range<u64>,
+        [_, scales, biases]: &mut [Vec<u8>; 3],
+    ) -> Result<(), ConvertError> {
+        let (Some(learned), MatrixFormat::Affine { group_size, .. }) =
+            (&self.plan.learned, step.format)
+        else {
+            return Ok(());
+        };
+        let per_row = step.tensor.columns() / u64::from(group_size);
+        let groups = (rows.start * per_row..rows.end * per_row, self.plan.quantization.dtype);
+        learned.replace(module_name(&step.tensor.name), groups, [scales, biases])?;
+        Ok(())
     }
 
     fn begin(&self, index: usize, step: &TensorConversion) -> Progress {

@@ -47,6 +47,8 @@ pub struct ConvertOptions {
     pub importance: Option<PathBuf>,
     /// A folder of second moments that `calibrate` has measured, for rounding with error feedback.
     pub stats: Option<PathBuf>,
+    /// A folder of scales and biases that were learned for the integers of this conversion.
+    pub learned: Option<PathBuf>,
     /// What of the report makes the conversion fail, such as `rmse>0.1`.
     pub fail_on: Vec<String>,
     /// How mixtures of experts are sharded.
@@ -87,6 +89,7 @@ impl ConvertOptions {
             overrides: Vec::new(),
             importance: None,
             stats: None,
+            learned: None,
             fail_on: Vec::new(),
             sign: None,
             experts: ExpertSharding::default(),

@@ -12,6 +12,7 @@ use std::{io, path::Path, sync::Arc};
 
 use shardpack_collectives::Group;
 use shardpack_engine_api::TokenId;
+use shardpack_formats::Spec;
 use shardpack_manifests::{Manifest, manifest::TensorEntry};
 
 use crate::{
@@ -89,13 +90,19 @@ pub struct CalibrationRun<'a> {
     manifest: Manifest,
 }
 
+/// Whether layers hand something to later ones apart from the residual stream.
+pub(crate) fn hands_over_more_than_the_stream(spec: &Spec) -> bool {
+    spec.layers.iter().any(|layer| layer.reuses_top_k)
+        || spec.moe.as_ref().is_some_and(|moe| moe.shortcut)
+}
+
 /// Whether a tensor belongs to a layer.
-fn layer_of(tensor: &TensorEntry) -> Option<usize> {
+pub(crate) fn layer_of(tensor: &TensorEntry) -> Option<usize> {
     tensor.name.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 /// Refuses what is no whole model, and sequences that it does not take.
-fn check_tokens(
+pub(crate) fn check_tokens(
     manifest: &Manifest,
     sequences: &[Vec<TokenId>],
 ) -> Result<(), CalibrationRunError> {
@@ -153,9 +160,7 @@ impl<'a> CalibrationRun<'a> {
     /// from its beginning.
     #[must_use]
     pub fn has_cross_layer_state(&self) -> bool {
-        let spec = &self.manifest.architecture;
-        spec.layers.iter().any(|layer| layer.reuses_top_k)
-            || spec.moe.as_ref().is_some_and(|moe| moe.shortcut)
+        hands_over_more_than_the_stream(&self.manifest.architecture)
     }
 
     /// Numbers of a sequence's residual stream.
@@ -249,7 +254,7 @@ fn in_step<R: Send>(
 }
 
 /// A whole sequence as one step.
-fn whole_sequence(tokens: &[TokenId]) -> Batch {
+pub(crate) fn whole_sequence(tokens: &[TokenId]) -> Batch {
     Batch {
         tokens: tokens.iter().map(|token| token.0).collect(),
         positions: (0..tokens.len() as u32).collect(),

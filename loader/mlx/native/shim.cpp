@@ -574,31 +574,36 @@ mx::array* sp_attention(const mx::array* q, const mx::array* k, const mx::array*
   });
 }
 
-// Element-wise functions as one kernel. `build` makes arrays of arrays; it is called when the
-// kernel of this `key` is traced, and must depend on nothing but what the key says. On a processor
-// it is called each time, since MLX would want a C++ compiler there.
+// Makes arrays of arrays; what it gives is freed here.
 typedef int32_t (*sp_build)(void* ctx, mx::array* const* inputs, size_t n, mx::array** outputs, size_t m);
+using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
+
+static Function calling(sp_build build, void* ctx, size_t m) {
+  return [build, ctx, m](const std::vector<mx::array>& in) {
+    std::vector<mx::array*> handles;
+    for (const auto& a : in) handles.push_back(const_cast<mx::array*>(&a));
+    std::vector<mx::array*> out(m, nullptr);
+    int32_t done = build(ctx, handles.data(), handles.size(), out.data(), m);
+    std::vector<mx::array> results;
+    for (auto* a : out) {
+      if (a) results.push_back(*a);
+      delete a;
+    }
+    if (done != 1 || results.size() != m) throw std::runtime_error("a function gave nothing");
+    return results;
+  };
+}
+
+// Element-wise functions as one kernel. `build` is called when the kernel of this `key` is traced,
+// and must depend on nothing but what the key says. On a processor it is called each time, since
+// MLX would want a C++ compiler there.
 int32_t sp_fused(uint64_t key, sp_build build, void* ctx, mx::array* const* inputs, size_t n,
                  mx::array** outputs, size_t m) {
-  using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
   static thread_local std::unordered_map<uint64_t, Function> compiled;
   static thread_local Function current;
   return guarded([&] {
-    std::vector<mx::array> in;
-    for (size_t i = 0; i < n; i++) in.push_back(*inputs[i]);
-    Function plain = [build, ctx, m](const std::vector<mx::array>& in) {
-      std::vector<mx::array*> handles;
-      for (const auto& a : in) handles.push_back(const_cast<mx::array*>(&a));
-      std::vector<mx::array*> out(m, nullptr);
-      int32_t done = build(ctx, handles.data(), handles.size(), out.data(), m);
-      std::vector<mx::array> results;
-      for (auto* a : out) {
-        if (a) results.push_back(*a);
-        delete a;
-      }
-      if (done != 1 || results.size() != m) throw std::runtime_error("a fused function gave nothing");
-      return results;
-    };
+    auto in = arrays_of(inputs, n);
+    auto plain = calling(build, ctx, m);
     std::vector<mx::array> out;
     if (marks_kernels) {
       auto shapes = plain(in);
@@ -629,6 +634,20 @@ int32_t sp_fused(uint64_t key, sp_build build, void* ctx, mx::array* const* inpu
       out = plain(in);
     }
     for (size_t i = 0; i < m; i++) outputs[i] = keep(std::move(out[i]));
+    return 1;
+  });
+}
+
+// --- gradients ---------------------------------------------------------------------------------
+
+// The array that `build` makes of the inputs, and the gradients of its product with `cotangent` by
+// each of them: outputs[0], and as many more as inputs.
+int32_t sp_gradients(sp_build build, void* ctx, mx::array* const* inputs, size_t n,
+                     const mx::array* cotangent, mx::array** outputs) {
+  return guarded([&] {
+    auto [values, gradients] = mx::vjp(calling(build, ctx, 1), arrays_of(inputs, n), {*cotangent});
+    outputs[0] = keep(std::move(values[0]));
+    for (size_t i = 0; i < n; i++) outputs[1 + i] = keep(std::move(gradients[i]));
     return 1;
   });
 }

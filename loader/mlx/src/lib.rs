@@ -9,6 +9,7 @@ mod array;
 mod collective;
 pub mod distributed;
 mod fused;
+mod gradients;
 mod library;
 mod linear_attention;
 pub mod runtime;
@@ -17,6 +18,7 @@ mod table;
 
 pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
 pub use collective::Collective;
+pub use gradients::Gradients;
 pub use library::{Device, Library, MlxError, OpenError};
 pub use linear_attention::{LinearSizes, LinearStateUpdate, LinearStep};
 pub use sampling::{LateInput, Noise};

@@ -31,4 +31,4 @@ pub use record::{LayerOrigin, Record};
 pub const MLX_VERSION: &str = "0.32.2";
 
 /// Name of the folder within the place where engines are kept.
-pub const FOLDER: &str = "mlx-0.32.2-5";
+pub const FOLDER: &str = "mlx-0.32.2-6";

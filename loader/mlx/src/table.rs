@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 /// Number of this set of functions; the C layer is compiled with it and answers it.
-pub(crate) const ABI: i32 = 5;
+pub(crate) const ABI: i32 = 6;
 
 /// An array of MLX, owned by whoever holds the pointer.
 #[repr(C)]
@@ -30,7 +30,7 @@ pub(crate) type In = *const RawArray;
 pub(crate) type CollectiveCall =
     unsafe extern "C" fn(*mut c_void, i32, *const c_void, usize, *mut c_void, usize) -> i32;
 
-/// What builds the graph of a fused function: context, inputs and their number, outputs and their
+/// What builds the graph of a function: context, inputs and their number, outputs and their
 /// number. 1 = done.
 pub(crate) type BuildCall =
     unsafe extern "C" fn(*mut c_void, *const Raw, usize, *mut Raw, usize) -> i32;
@@ -128,6 +128,9 @@ table! {
     sp_rope: unsafe extern "C" fn(In, i32, i32, In, In) -> Raw;
     sp_fused: unsafe extern "C" fn(
         u64, BuildCall, *mut c_void, *const In, usize, *mut Raw, usize,
+    ) -> i32;
+    sp_gradients: unsafe extern "C" fn(
+        BuildCall, *mut c_void, *const In, usize, In, *mut Raw,
     ) -> i32;
     sp_attention: unsafe extern "C" fn(In, In, In, f32, *const c_char, In, In) -> Raw;
     sp_active_memory: unsafe extern "C" fn() -> usize;

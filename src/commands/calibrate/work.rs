@@ -1,4 +1,4 @@
-//! The folder of a calibration that is under way, beside the one that it will become.
+//! The folder of a calibration or a distillation that is under way, beside the one that it will become.
 //!
 //! | file | content |
 //! |---|---|
@@ -7,6 +7,8 @@
 //! | `model/` | the model at 16 bits, if it was made here |
 //! | `streams-N` | the hidden states of all sequences before layer N |
 //! | `NAME.safetensors`, `NAME.json` | moments of a finished layer, and their entries of the index |
+//! | `student/` | of a distillation: the model in groups |
+//! | `params-N-G`, `steps.json` | of a distillation: what stage N has learned after an even or odd number of steps |
 //! | `variants-T-N`, `variants-T-N.json` | with `--sensitivity T`: the hidden states of all variants before layer N, and what they are |
 
 use std::{
@@ -29,13 +31,13 @@ use super::{sensitivity::Variants, sync};
 use crate::failure::Failure;
 
 /// The folder, held by this process.
-pub(super) struct WorkFolder {
+pub(in crate::commands) struct WorkFolder {
     folder: PathBuf,
     _lock: File,
 }
 
 impl WorkFolder {
-    pub(super) fn open(output: &Path, key: &str) -> Result<Self, Failure> {
+    pub(in crate::commands) fn open(output: &Path, key: &str) -> Result<Self, Failure> {
         let mut folder = output.to_path_buf().into_os_string();
         folder.push(".part");
         let folder = PathBuf::from(folder);
@@ -62,12 +64,12 @@ impl WorkFolder {
     }
 
     /// Where the model at 16 bits is made.
-    pub(super) fn model(&self) -> PathBuf {
+    pub(in crate::commands) fn model(&self) -> PathBuf {
         self.folder.join("model")
     }
 
     /// The folder itself.
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::commands) fn path(&self) -> &Path {
         &self.folder
     }
 
@@ -86,9 +88,16 @@ impl WorkFolder {
         (0..=layers).rev().find(is_there).unwrap_or(0)
     }
 
+    /// The last layer before which all streams of so many bytes are there.
+    pub(in crate::commands) fn streams_before(&self, layers: usize, bytes: u64) -> Option<usize> {
+        let is_there =
+            |layer: &usize| fs::metadata(self.stream(*layer)).is_ok_and(|it| it.len() == bytes);
+        (0..=layers).rev().find(is_there)
+    }
+
     /// Streams that are read before one layer and written before another; those before `layers` are
     /// never written again.
-    pub(super) fn streams(
+    pub(in crate::commands) fn streams(
         &self,
         from: Option<usize>,
         to: usize,
@@ -166,7 +175,7 @@ impl WorkFolder {
     }
 
     /// Removes the streams before a finished layer.
-    pub(super) fn forget_streams(&self, layer: usize) -> Result<(), Failure> {
+    pub(in crate::commands) fn forget_streams(&self, layer: usize) -> Result<(), Failure> {
         Ok(fs::remove_file(self.stream(layer))
             .with_context(|| self.folder.display().to_string())?)
     }
@@ -201,7 +210,7 @@ impl WorkFolder {
     }
 
     /// Writes a file whole or not at all.
-    pub(super) fn replace(&self, path: &Path, text: &[u8]) -> Result<(), Failure> {
+    pub(in crate::commands) fn replace(&self, path: &Path, text: &[u8]) -> Result<(), Failure> {
         let shown = || self.folder.display().to_string();
         let temporary = path.with_extension("new");
         fs::write(&temporary, text).with_context(shown)?;
@@ -223,7 +232,11 @@ impl WorkFolder {
     }
 
     /// Gives the folder its final name, with these documents and without what is not part of it.
-    pub(super) fn publish(&self, output: &Path, documents: &[&str]) -> Result<(), Failure> {
+    pub(in crate::commands) fn publish(
+        &self,
+        output: &Path,
+        documents: &[&str],
+    ) -> Result<(), Failure> {
         let shown = || self.folder.display().to_string();
         for entry in fs::read_dir(&self.folder).with_context(shown)? {
             let path = entry.with_context(shown)?.path();
@@ -262,7 +275,7 @@ fn bytes_of(sums: &[f32], floats: usize) -> Vec<u8> {
 }
 
 /// Streams in files, one sequence after the other.
-pub(super) struct FileStreams {
+pub(in crate::commands) struct FileStreams {
     from: Option<File>,
     file: BufWriter<File>,
     temporary: PathBuf,
@@ -272,7 +285,7 @@ pub(super) struct FileStreams {
 
 impl FileStreams {
     /// Gives what was written its name.
-    pub(super) fn finish(mut self) -> Result<(), Failure> {
+    pub(in crate::commands) fn finish(mut self) -> Result<(), Failure> {
         let shown = || self.path.display().to_string();
         self.file.flush().with_context(shown)?;
         sync(&self.temporary)?;

@@ -22,6 +22,7 @@ mod compressed_kv;
 mod dense;
 mod drawing;
 mod fused;
+mod gradients;
 mod head_ops;
 mod hyper_connections;
 mod latent_attention;
@@ -41,6 +42,8 @@ pub use cache::{Cache, Page};
 use calls::CallMasks;
 pub use dense::Rotation;
 pub use drawing::{DrawnStep, Forward};
+use gradients::Substitutes;
+pub use gradients::{GroupParams, PartGradients, PartInput, Substitute};
 pub use lookahead::LateTokens;
 pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use mixture_of_experts::Routes;
@@ -83,6 +86,7 @@ pub struct Mlx {
     all_reduces: AllReduces,
     call_masks: CallMasks,
     tally: Tally,
+    substitutes: Substitutes,
     /// Type of activations.
     activations: Element,
     /// Whether products are computed in the type of what is stored. On a processor MLX would sum in
@@ -128,7 +132,18 @@ impl Mlx {
         };
         let (tally, stored_products) = (Tally::default(), library.device() == Device::Gpu);
         let call_masks = CallMasks::default();
-        Ok(Self { pool, library, all_reduces, call_masks, tally, activations, stored_products, kv })
+        let substitutes = Substitutes::default();
+        Ok(Self {
+            pool,
+            library,
+            all_reduces,
+            call_masks,
+            tally,
+            substitutes,
+            activations,
+            stored_products,
+            kv,
+        })
     }
 
     /// The same with activations, keys and values in f32: exact, and half as fast.
@@ -193,6 +208,7 @@ impl Mlx {
         Taker {
             library: self.library,
             tally: &self.tally,
+            substitutes: &self.substitutes,
             activations: self.activations,
             stored_products: self.stored_products,
         }

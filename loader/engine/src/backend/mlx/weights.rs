@@ -12,6 +12,7 @@ use std::{
 use shardpack_formats::{Dtype, FloatFormat};
 use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
 
+use super::gradients::Substitutes;
 use crate::{
     backend::{StoredMatrix, StoredWeights},
     loading::PackageTensor,
@@ -139,6 +140,7 @@ pub struct Taken {
 pub(super) struct Taker<'a> {
     pub(super) library: Library,
     pub(super) tally: &'a Tally,
+    pub(super) substitutes: &'a Substitutes,
     /// Type of activations.
     pub(super) activations: Element,
     /// Whether products are computed in the type of what is stored, summed in f32, as on a GPU.
@@ -234,13 +236,26 @@ impl Matrix {
                 Weights::Plain(taker.take_as(&tensor, element).reshape(&[outputs, inputs]))
             }
             StoredWeights::Affine { words, scales, biases, bits, group } => {
+                let packed = taker.take(&words).reshape(&per_row(&words, outputs));
+                let held = (&packed, &scales);
+                if let Some(weights) = taker.substitutes.weights(held, (bits, group), outputs) {
+                    let weights = Weights::Plain(weights);
+                    return Self {
+                        outputs,
+                        inputs,
+                        element,
+                        output,
+                        weights,
+                        stack: OnceLock::new(),
+                    };
+                }
                 let floats = |tensor: &PackageTensor| {
                     taker.take_as(tensor, element).reshape(&per_row(tensor, outputs))
                 };
                 Weights::Groups {
                     scales: floats(&scales),
                     biases: Some(floats(&biases)),
-                    words: taker.take(&words).reshape(&per_row(&words, outputs)),
+                    words: packed,
                     bits,
                     group,
                     mode: c"affine",
