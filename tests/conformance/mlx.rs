@@ -3,6 +3,7 @@
 //! `tests/mlx.sh` installs one) the tests are skipped.
 #![expect(clippy::print_stdout, reason = "what was measured is worth a line")]
 
+mod distillation;
 mod kernel_counts;
 mod kv_memory;
 mod linear_attention;

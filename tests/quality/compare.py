@@ -60,7 +60,10 @@ class Comparison:
             raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{end}")
 
     def convert(self, source, out, *options):
-        self.run(self.program, "convert", source, "--output", out, "--threads", self.threads, *options)
+        # MLX's build for Linux computes products with the reference BLAS, fifty times as slow as it need be.
+        environment = os.environ | ({"LD_PRELOAD": self.blas} if self.blas and "--distill" in options else {})
+        command = [self.program, "convert", source, "--output", out, "--threads", self.threads, *options]
+        self.run(*command, env=environment)
 
     def add(self, peer, name, weights, size, seconds, **more):
         kl, error, perplexity = self.judge.judge(weights)
@@ -99,6 +102,9 @@ class Comparison:
         ways = [(f"refined {bits}", ["--bits", bits]) for bits in "4568"]
         ways += [(f"gptq {bits}", ["--bits", bits, "--rounding", "gptq", "--stats", stats]) for bits in "4568"]
         ways += [(f"--bpw {it}", ["--bpw", it, "--stats", stats]) for it in BUDGETS]
+        learned = ["--calibrate", self.calibration, "--calibration-tokens", self.tokens]
+        learned += ["--calibration-context", self.context, "--distill", self.distill]
+        ways += [(f"distilled {bits}", ["--bits", bits, *learned]) for bits in self.distilled]
         for name, options in ways:
             if self.known("shardpack", name):
                 continue
@@ -186,10 +192,13 @@ def main():
     for name in ("model", "out", "calibration", "evaluation", "program", "llama"):
         parser.add_argument(name, type=lambda it: Path(it).resolve())
     parser.add_argument("--context", default="128")
-    parser.add_argument("--tokens", default="8192")
+    parser.add_argument("--tokens", default="65536")
     parser.add_argument("--threads", default=str(os.cpu_count()))
     parser.add_argument("--sensitivity", nargs="*", default=[])
+    parser.add_argument("--blas", help="a library that MLX's products come from in a distillation")
     parser.add_argument("--pre-tokenizer", default="gpt-2")
+    parser.add_argument("--distill", default="180", help="steps of 2,048 tokens")
+    parser.add_argument("--distilled", nargs="*", default=["4", "6"], help="bits")
     parser.add_argument("--share", type=float, default=600, help="seconds for each of mlx-lm's quantizers")
     parser.add_argument("--characters", type=int, default=32768, help="of the text to evaluate")
     parser.add_argument("--peers", default="ours,llama_cpp,mlx_lm")

@@ -1,6 +1,7 @@
 """Public-domain text for training, calibration and evaluation: the Bible in three translations.
 
-Every 200th chapter is for evaluation only, in all translations; the one after each for calibration only.
+Every 200th chapter is for evaluation only, in all translations. Calibration reads the one after each, which the
+models have not seen, and three more of every 200, which they were trained on.
 kjv-4m is calibrated on verses and evaluated on those that its training left out, in its own template.
 
     texts.py FOLDER
@@ -63,10 +64,12 @@ def write(folder):
     for (translation, place), verses in sorted(chapters().items(), key=lambda it: (it[0][1], it[0][0])):
         part = {0: "evaluation", 1: "calibration"}.get(place % 200, "training")
         parts[part].append(prose(verses))
+        if place % 200 in (51, 101, 151):
+            parts["calibration"].append(prose(verses))
         if translation == "kjv":
             kjv += [verse for verse in verses if verse[0] not in held_references]
     (folder / "kjv-evaluation.txt").write_text(conversation([(it["reference"], it["text"]) for it in held]))
-    (folder / "kjv-calibration.txt").write_text(conversation(kjv[7::160]))
+    (folder / "kjv-calibration.txt").write_text(conversation(kjv[7::10]))
     for part in ("evaluation", "calibration", "training"):
         (folder / f"prose-{part}.txt").write_text("".join(parts[part]))
 

@@ -535,3 +535,6 @@ fn update(matrices: &mut [LearnedMatrix], gradients: &[GroupParams], rate: Rate)
         matrix.update(gradients, rate);
     }
 }
+
+#[cfg(test)]
+mod tests;
