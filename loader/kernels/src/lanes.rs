@@ -1,5 +1,6 @@
 //! The one order of summation: element `i` goes to lane `i mod 16`, and the lanes are added as a
-//! fixed tree. Sixteen lanes fill the widest vector registers, and narrower ones several times.
+//! fixed tree. Sixteen lanes fill the widest vector registers, and narrower ones several times. Products with
+//! matrices are fused with their sums ([`accumulate_fused`]), which most processors do twice as fast.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -28,6 +29,31 @@ pub fn accumulate(lanes: &mut Lanes, a: &[f32], b: &[f32]) {
     *lanes = sums;
 }
 
+/// The same with fused operations; what is left of a row at its end is filled up with zeros, as where rows are
+/// held in whole vectors: a lane may be -0, which a zero changes.
+#[inline(always)]
+pub fn accumulate_fused(lanes: &mut Lanes, a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len(), "factors of a product");
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    let mut sums = *lanes;
+    let add = |sums: &mut Lanes, a: &Lanes, b: &Lanes| {
+        for lane in 0..LANES {
+            sums[lane] = a[lane].mul_add(b[lane], sums[lane]);
+        }
+    };
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        add(&mut sums, a, b);
+    }
+    if !a_rest.is_empty() {
+        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        a[..a_rest.len()].copy_from_slice(a_rest);
+        b[..b_rest.len()].copy_from_slice(b_rest);
+        add(&mut sums, &a, &b);
+    }
+    *lanes = sums;
+}
+
 /// The sum of the lanes: halves are added to halves.
 #[inline(always)]
 #[must_use]
@@ -42,7 +68,7 @@ pub fn tree(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
-/// `Σ a·b`.
+/// `Σ a·b`, product and sum apart.
 #[inline(always)]
 #[must_use]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {

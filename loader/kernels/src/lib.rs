@@ -11,8 +11,8 @@
 //! whose [`Team::run`] they are called.
 //!
 //! Reading order: [`lanes`], [`floats`], `float_groups` and [`matrix`] (weights), `platform`, [`team`], [`pool`],
-//! [`repack`], [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
-//! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
+//! [`repack`], `outer`, [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
+//! bit), [`mod@gather`], `moments`, [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
     test,
     expect(clippy::float_cmp, reason = "the order of operations is fixed, so exact bits are due")
@@ -32,9 +32,11 @@ pub mod lanes;
 pub mod matmul;
 pub mod matrix;
 pub mod memory;
+mod moments;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub mod norm;
+mod outer;
 mod platform;
 pub mod pool;
 mod portable;
@@ -48,6 +50,7 @@ pub use attention::{Attention, ChosenBlocks, KvBlock, KvHead, attend};
 pub use floats::Floats;
 pub use matmul::{Beginning, matmul, matmul_in_two_planes, matmuls, matmuls_before};
 pub use matrix::Matrix;
+pub use moments::add_second_moments;
 pub use repack::{Packing, Repack};
 pub use rope::Rotation;
 pub use team::{Activations, Team, TeamOptions};

@@ -18,6 +18,7 @@ use crate::{
 };
 
 mod exact;
+mod many;
 mod two_planes;
 
 pub use two_planes::matmul_in_two_planes;
@@ -67,6 +68,10 @@ pub fn matmuls_before(
     let rows = x.len().checked_div(inputs).unwrap_or(0);
     assert_eq!(x.len(), rows * inputs, "activations of {inputs} inputs");
     let on = team::current();
+    let is_exact = |it: &Matrix<'_>| on.activations != Activations::Int8 || it.packed().is_none();
+    if rows > many::MOST_ROWS && matrices.iter().any(is_exact) {
+        return some_rows_at_a_time(x, matrices, outs, next);
+    }
     // All in tasks of one size, so that shares of as many tasks are as large.
     let units = matrices.iter().map(|matrix| matrix.rows().div_ceil(ROWS_PER_UNIT)).sum();
     let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
@@ -97,13 +102,37 @@ pub fn matmuls_before(
             _ => Job::Exact(matrix),
         });
     }
+    let is_ordered = rows >= many::MANY_ROWS && jobs.iter().any(|job| matches!(job, Job::Exact(_)));
+    let ordered = is_ordered.then(|| many::Rows::new(&on, x, inputs));
     if let Some(next) = next {
         on.announce(&next.runs);
     }
     team::columns_of_all(&on, &mut parts, &sizes, |number, out| match &jobs[number] {
         Job::Int8(weights, number) => int8(on.platform, weights, &rounded[*number], out),
-        Job::Exact(matrix) => exact::products(on.platform, x, matrix, out),
+        Job::Exact(matrix) => match &ordered {
+            Some(x) => many::products(on.platform, x, matrix, out),
+            None => exact::products(on.platform, x, matrix, out),
+        },
     });
+}
+
+/// [`matmuls_before`] of so many rows at a time as the caches hold.
+fn some_rows_at_a_time(
+    x: &[f32],
+    matrices: &[Matrix<'_>],
+    outs: &mut [&mut [f32]],
+    next: Option<&Beginning>,
+) {
+    let mut parts: Vec<_> = matrices
+        .iter()
+        .zip(outs)
+        .map(|(matrix, out)| out.chunks_mut((many::MOST_ROWS * matrix.rows()).max(1)))
+        .collect();
+    let mut x = x.chunks(many::MOST_ROWS * matrices[0].cols()).peekable();
+    while let Some(rows) = x.next() {
+        let mut outs: Vec<_> = parts.iter_mut().map(|it| it.next().unwrap_or_default()).collect();
+        matmuls_before(rows, matrices, &mut outs, next.filter(|_| x.peek().is_none()));
+    }
 }
 
 /// Where each thread of the team begins to read some matrices of the same inputs.

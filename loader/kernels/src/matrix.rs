@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use crate::{
     float_groups::read,
     floats::{Floats, addresses},
-    lanes::{LANES, Lanes, accumulate, tree},
+    lanes::{LANES, Lanes, accumulate_fused, tree},
     quantized::Packed,
     repack::{Packing, QUAD, Repack},
 };
@@ -20,7 +20,7 @@ use crate::{
 const _: () = assert!(cfg!(target_endian = "little"), "words are read as bytes");
 
 /// Inputs decoded at once: the largest group, and small enough for the L1 cache.
-const SPAN: usize = 128;
+pub(crate) const SPAN: usize = 128;
 
 /// Weights that one run of `bits` words holds, for any number of bits.
 const BLOCK: usize = 32;
@@ -227,7 +227,17 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// `Σ row · x`, with the bits of [`crate::lanes::dot`] over the dequantized row.
+    /// Writes the inputs of row `row` from `start` on, where a span begins, as f32 to `out`.
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    pub(crate) fn read_row(&self, row: usize, start: usize, out: &mut [f32]) {
+        assert!(row < self.rows && start.is_multiple_of(SPAN), "part of row {row} from {start}");
+        for (index, out) in out.chunks_mut(SPAN).enumerate() {
+            self.decode(row, start + index * SPAN, out);
+        }
+    }
+
+    /// `Σ row · x` in lanes, products fused with their sums.
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     #[must_use]
@@ -238,7 +248,7 @@ impl<'a> Matrix<'a> {
         for (index, x) in x.chunks(SPAN).enumerate() {
             let span = &mut span[..x.len()];
             self.decode(row, index * SPAN, span);
-            accumulate(&mut lanes, span, x);
+            accumulate_fused(&mut lanes, span, x);
         }
         tree(lanes)
     }

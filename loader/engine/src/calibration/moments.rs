@@ -7,7 +7,7 @@ use std::{
 };
 
 use shardpack_formats::calibration::block_of;
-use shardpack_kernels::{Floats, Matrix, matmul};
+use shardpack_kernels::add_second_moments;
 use shardpack_manifests::Digest;
 use zerocopy::IntoBytes as _;
 
@@ -15,9 +15,6 @@ use crate::{
     backend::{StoredMatrix, cpu::InputObserver},
     loading::Package,
 };
-
-/// Inputs whose moments with all before them are computed together: of each square of products half is enough.
-const INPUTS_AT_ONCE: usize = 128;
 
 /// Second moments of the inputs of some modules.
 #[derive(Debug, PartialEq)]
@@ -47,8 +44,6 @@ struct State {
     moments: Vec<Moments>,
     /// What has been summed in this step: the vectors' digest, and the matrix of how many.
     summed: HashMap<(Digest, usize, usize), usize>,
-    transposed: Vec<f32>,
-    products: Vec<f32>,
 }
 
 impl MomentSums {
@@ -119,8 +114,7 @@ impl State {
         };
         // Only what another module may still be compared with.
         self.summed.insert((Digest::of(x.as_bytes()), index, count), place);
-        let Self { moments, transposed, products, .. } = self;
-        moments[place].add(index, x, transposed, products);
+        self.moments[place].add(index, x);
     }
 
     fn begin_module(&mut self, name: &str, count: usize, inputs: usize) -> usize {
@@ -138,31 +132,11 @@ impl State {
 }
 
 impl Moments {
-    fn add(&mut self, index: usize, x: &[f32], transposed: &mut Vec<f32>, products: &mut Vec<f32>) {
-        let Self { inputs, block, .. } = *self;
-        let rows = x.len() / inputs;
-        self.tokens[index] += rows as u64;
+    fn add(&mut self, index: usize, x: &[f32]) {
+        self.tokens[index] += (x.len() / self.inputs) as u64;
         let sums = &mut self.sums[index];
-        sums.resize(inputs * block, 0.0);
-        products.resize(INPUTS_AT_ONCE.min(block) * block, 0.0);
-        for (number, sums) in sums.chunks_exact_mut(block * block).enumerate() {
-            transposed.clear();
-            for input in number * block..(number + 1) * block {
-                transposed.extend((0..rows).map(|row| x[row * inputs + input]));
-            }
-            for first in (0..block).step_by(INPUTS_AT_ONCE) {
-                let end = block.min(first + INPUTS_AT_ONCE);
-                let matrix = Matrix::plain(end, rows, Floats::F32(&transposed[..end * rows]));
-                let products = &mut products[..(end - first) * end];
-                matmul(&transposed[first * rows..end * rows], &matrix, products);
-                for (input, products) in (first..end).zip(products.chunks_exact(end)) {
-                    let sums = &mut sums[input * block..][..=input];
-                    for (sum, product) in sums.iter_mut().zip(products) {
-                        *sum += product;
-                    }
-                }
-            }
-        }
+        sums.resize(self.inputs * self.block, 0.0);
+        add_second_moments(x, self.inputs, self.block, sums);
     }
 
     /// The other half of what [`Self::add`] has summed.

@@ -58,6 +58,14 @@ pub(crate) trait Vectors {
     /// `a · b + c`.
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
+    /// Rows as columns.
+    #[inline(always)]
+    fn transpose(from: &[[f32; LANES]; LANES], to: &mut [[f32; LANES]; LANES]) {
+        for (column, to) in to.iter_mut().enumerate() {
+            *to = array::from_fn(|row| from[row][column]);
+        }
+    }
+
     /// Begins to add the lanes of two vectors, each by itself.
     fn pair(vectors: [Self::Floats; 2]) -> Self::Pair;
     /// The same of four.

@@ -134,6 +134,27 @@ impl Vectors for Sixteen {
         [value!(_mm256_castsi256_ps(a)), value!(_mm256_castsi256_ps(b))]
     }
 
+    /// Eight rows by eight columns at a time: four by four within each half of a register, then the halves.
+    #[inline(always)]
+    fn transpose(from: &[[f32; LANES]; LANES], to: &mut [[f32; LANES]; LANES]) {
+        for (row, column) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            let load = |at: usize| {
+                let eight = &from[row + at][column..][..8];
+                value!(_mm256_loadu_ps(eight.as_ptr()))
+            };
+            let [first, second] = [0, 4].map(|at| turned([0, 1, 2, 3].map(|it| load(at + it))));
+            for number in 0..4 {
+                let (a, b) = (first[number], second[number]);
+                let (left, right) = to.split_at_mut(column + 4);
+                let left = &mut left[column + number][row..][..8];
+                let right = &mut right[number][row..][..8];
+                let (low, high) = (left.as_mut_ptr(), right.as_mut_ptr());
+                value!(_mm256_storeu_ps(low, _mm256_permute2f128_ps::<0x20>(a, b)));
+                value!(_mm256_storeu_ps(high, _mm256_permute2f128_ps::<0x31>(a, b)));
+            }
+        }
+    }
+
     /// Four lanes are left of each vector.
     #[inline(always)]
     fn pair([a, b]: [[__m256; 2]; 2]) -> __m256 {
@@ -227,6 +248,19 @@ impl Vectors for Sixteen {
     fn integer_sums([a, b, c, d]: [[__m256i; 2]; 4]) -> [i32; 4] {
         four_sums([folded(a), folded(b), folded(c), folded(d)])
     }
+}
+
+/// Four by four within each half.
+#[inline(always)]
+fn turned([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+    let (ab, cd) = (value!(_mm256_unpacklo_ps(a, b)), value!(_mm256_unpacklo_ps(c, d)));
+    let (ef, gh) = (value!(_mm256_unpackhi_ps(a, b)), value!(_mm256_unpackhi_ps(c, d)));
+    [
+        value!(_mm256_shuffle_ps::<0b01_00_01_00>(ab, cd)),
+        value!(_mm256_shuffle_ps::<0b11_10_11_10>(ab, cd)),
+        value!(_mm256_shuffle_ps::<0b01_00_01_00>(ef, gh)),
+        value!(_mm256_shuffle_ps::<0b11_10_11_10>(ef, gh)),
+    ]
 }
 
 #[inline(always)]

@@ -106,6 +106,42 @@ impl Vectors for Sixteen {
         value!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(power)))
     }
 
+    /// Four by four within each quarter of a register, then the quarters.
+    #[inline(always)]
+    fn transpose(from: &[[f32; LANES]; LANES], to: &mut [[f32; LANES]; LANES]) {
+        let mut fours = [[Self::splat(0.0); 4]; 4];
+        for (fours, from) in fours.iter_mut().zip(from.as_chunks::<4>().0) {
+            let [a, b, c, d] = from.each_ref().map(Self::load);
+            let (ab, cd) = (value!(_mm512_unpacklo_ps(a, b)), value!(_mm512_unpacklo_ps(c, d)));
+            let (ef, gh) = (value!(_mm512_unpackhi_ps(a, b)), value!(_mm512_unpackhi_ps(c, d)));
+            *fours = [
+                value!(_mm512_shuffle_ps::<0b01_00_01_00>(ab, cd)),
+                value!(_mm512_shuffle_ps::<0b11_10_11_10>(ab, cd)),
+                value!(_mm512_shuffle_ps::<0b01_00_01_00>(ef, gh)),
+                value!(_mm512_shuffle_ps::<0b11_10_11_10>(ef, gh)),
+            ];
+        }
+        // Of four rows each: quarter q of the register with this number is column 4q + number.
+        let [first, second, third, fourth] = fours;
+        for number in 0..4 {
+            let [a, b] = [first[number], second[number]];
+            let [c, d] = [third[number], fourth[number]];
+            let even = value!(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b));
+            let odd = value!(_mm512_shuffle_f32x4::<0b11_01_11_01>(a, b));
+            let even_below = value!(_mm512_shuffle_f32x4::<0b10_00_10_00>(c, d));
+            let odd_below = value!(_mm512_shuffle_f32x4::<0b11_01_11_01>(c, d));
+            let columns = [
+                value!(_mm512_shuffle_f32x4::<0b10_00_10_00>(even, even_below)),
+                value!(_mm512_shuffle_f32x4::<0b10_00_10_00>(odd, odd_below)),
+                value!(_mm512_shuffle_f32x4::<0b11_01_11_01>(even, even_below)),
+                value!(_mm512_shuffle_f32x4::<0b11_01_11_01>(odd, odd_below)),
+            ];
+            for (quarter, column) in columns.into_iter().enumerate() {
+                Self::store(column, &mut to[4 * quarter + number]);
+            }
+        }
+    }
+
     #[inline(always)]
     fn pair([a, b]: [__m512; 2]) -> __m256 {
         avx2::four_of_eight(eight(a), eight(b))

@@ -1,4 +1,4 @@
-//! Products in f32, in the one order of summation ([`crate::lanes`]): tiles of four rows of activations and four
+//! Products in f32 with few rows of activations, in the one order of summation ([`crate::lanes`]): tiles of four rows of activations and four
 //! weight rows stay in registers, so that each vector that is read takes part in four products.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
@@ -8,7 +8,7 @@ use std::{array, borrow::Cow, marker::PhantomData};
 use shardpack_formats::Platform;
 
 use crate::{
-    attention::Vectors,
+    attention::{Plain, Vectors},
     lanes::LANES,
     matrix::Matrix,
     platform::{self, Task},
@@ -30,7 +30,12 @@ type Row<'a> = &'a [[f32; LANES]];
 /// Products of all rows of `x` with the weight rows of `out`'s columns.
 pub(super) fn products(platform: Platform, x: &[f32], matrix: &Matrix<'_>, mut out: Columns<'_>) {
     if out.rows() == 1 {
-        return platform::run(platform, OneRow { x, matrix, out });
+        let one = OneRow { x, matrix, out };
+        return match platform {
+            // Fused operations are a call of a function each without an instruction for them.
+            Platform::Portable => Plain::run(one),
+            _ => platform::run(platform, one),
+        };
     }
     let padded = matrix.cols().next_multiple_of(LANES);
     let x = in_whole_vectors(x, matrix.cols(), padded);
@@ -49,12 +54,12 @@ pub(super) fn products(platform: Platform, x: &[f32], matrix: &Matrix<'_>, mut o
             Platform::Avx2 => run::<crate::avx2::Sixteen>(tiles),
             #[cfg(target_arch = "aarch64")]
             Platform::Neon => run::<crate::neon::Sixteen>(tiles),
-            _ => run::<crate::attention::Plain>(tiles),
+            _ => run::<Plain>(tiles),
         }
     }
 }
 
-/// Rows filled up with zeros, which change no sum: a lane that starts at +0 is never -0.
+/// Rows filled up with zeros.
 fn in_whole_vectors(x: &[f32], inputs: usize, padded: usize) -> Cow<'_, [f32]> {
     if inputs == padded {
         return Cow::Borrowed(x);
@@ -192,8 +197,7 @@ fn lanes<V: Vectors, const ROWS: usize, const COLUMNS: usize>(
         for (sums, row) in sums.iter_mut().zip(x) {
             let x = V::load(&row[line]);
             for (sum, factor) in sums.iter_mut().zip(factors) {
-                // Not fused, as `lanes::accumulate` does it.
-                *sum = V::add(*sum, V::mul(factor, x));
+                *sum = V::fma(factor, x, *sum);
             }
         }
     }

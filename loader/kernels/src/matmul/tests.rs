@@ -166,7 +166,7 @@ fn a_row_has_the_same_bits_in_any_batch_on_any_threads() {
     // Large enough that several threads get work.
     let affine = Stored::new([520, 512], [4, 64], 1);
     let plain = numbers(520 * 131, 2);
-    for (rows, threads) in [(1, 4), (2, 1), (3, 4), (64, 2)] {
+    for (rows, threads) in [(1, 4), (2, 1), (3, 4), (64, 2), (130, 3)] {
         check_same_bits(&affine.matrix(), rows, threads);
         check_same_bits(&Matrix::plain(520, 131, Floats::F32(&plain)), rows, threads);
     }
@@ -179,6 +179,17 @@ proptest! {
     ) {
         let weights = numbers(outputs * inputs, u64::from(seed));
         check_same_bits(&Matrix::plain(outputs, inputs, Floats::F32(&weights)), rows, 3);
+    }
+}
+
+#[test]
+fn many_rows_have_the_bits_of_each() {
+    // Lanes of several spans, more rows than pass at once, and what is left over of each.
+    for (rows, [outputs, inputs]) in
+        [(many::MOST_ROWS + 97, [35, 33]), (100, [70, 3200]), (96, [32, 16]), (97, [1, 7])]
+    {
+        let weights = numbers(outputs * inputs, 9);
+        check_same_bits(&Matrix::plain(outputs, inputs, Floats::F32(&weights)), rows, 2);
     }
 }
 
