@@ -22,7 +22,7 @@ use crate::{
     model::{Batch, CrossLayerState, LayerwiseModel, LoadError},
 };
 use moments::MomentSums;
-pub use moments::Moments;
+pub use moments::{Moments, float_bytes, float_bytes_mut};
 pub use sensitivity::{Round, RoundingError, SensitivityRun};
 
 /// Why a model cannot be calibrated.

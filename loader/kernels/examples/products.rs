@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let bits: Vec<u16> =
                 (0..outputs * inputs).map(|i| 0x3c00 + (i * 31 % 97) as u16).collect();
             let matrix = Matrix::plain(outputs, inputs, Floats::BF16(&bits));
-            for rows in [1, 4, 8, 16, 24, 32, 64, 512, 2048]
+            for rows in [1, 4, 8, 16, 24, 32, 64, 96, 128, 512, 2048]
                 .into_iter()
                 .filter(|it| only == 0 || only == *it)
             {

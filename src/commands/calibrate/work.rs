@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use shardpack_engine::calibration::{Moments, Streams};
+use shardpack_engine::calibration::{Moments, Streams, float_bytes, float_bytes_mut};
 use shardpack_formats::{
     Dtype,
     calibration::InputMoments,
@@ -198,9 +198,8 @@ impl WorkFolder {
         let mut file = BufWriter::new(File::create(&path).with_context(shown)?);
         file.write_all(&container::header(&infos)).with_context(shown)?;
         for moments in moments {
-            for sums in &moments.sums {
-                file.write_all(&bytes_of(sums, moments.inputs * moments.block))
-                    .with_context(shown)?;
+            for matrix in 0..moments.sums.len() {
+                file.write_all(&moments.bytes(matrix)).with_context(shown)?;
             }
         }
         file.flush().with_context(shown)?;
@@ -255,23 +254,15 @@ impl WorkFolder {
 }
 
 fn entry(file: &str, moments: &Moments) -> InputMoments {
-    let floats = moments.inputs * moments.block;
-    let digest = |sums: &Vec<f32>| Digest::of(&bytes_of(sums, floats)).to_string();
+    let digest = |matrix| Digest::of_parallel(&moments.bytes(matrix), &|_| ()).to_string();
     InputMoments {
         file: file.to_owned(),
         modules: moments.modules.clone(),
         inputs: moments.inputs as u64,
         block: moments.block as u64,
         tokens: moments.tokens.clone(),
-        blake3: moments.sums.iter().map(digest).collect(),
+        blake3: (0..moments.sums.len()).map(digest).collect(),
     }
-}
-
-/// Little-endian bytes; zeros for a matrix that has read nothing.
-fn bytes_of(sums: &[f32], floats: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
-    bytes.resize(floats * 4, 0);
-    bytes
 }
 
 /// Streams in files, one sequence after the other.
@@ -297,14 +288,12 @@ impl Streams for FileStreams {
     fn read(&mut self, sequence: usize) -> io::Result<Vec<f32>> {
         let file = self.from.as_ref().ok_or_else(|| io::Error::other("no streams to read"))?;
         let at: usize = self.lengths[..sequence].iter().sum();
-        let mut bytes = vec![0; self.lengths[sequence] * 4];
-        file.read_exact_at(&mut bytes, at as u64 * 4)?;
-        let (floats, _) = bytes.as_chunks::<4>();
-        Ok(floats.iter().map(|four| f32::from_le_bytes(*four)).collect())
+        let mut values = vec![0.0; self.lengths[sequence]];
+        file.read_exact_at(float_bytes_mut(&mut values), at as u64 * 4)?;
+        Ok(values)
     }
 
     fn write(&mut self, _: usize, values: &[f32]) -> io::Result<()> {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.file.write_all(&bytes)
+        self.file.write_all(float_bytes(values))
     }
 }

@@ -2,7 +2,9 @@
 //! vectors share sums.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
+    ops::Range,
     sync::{Mutex, PoisonError},
 };
 
@@ -15,6 +17,9 @@ use crate::{
     backend::{StoredMatrix, cpu::InputObserver},
     loading::Package,
 };
+
+/// Rows and columns of moments that are mirrored at once.
+const SQUARE: usize = 32;
 
 /// Second moments of the inputs of some modules.
 #[derive(Debug, PartialEq)]
@@ -42,8 +47,10 @@ struct State {
     /// Whose sums a module shares: an index into `moments`.
     places: HashMap<String, usize>,
     moments: Vec<Moments>,
-    /// What has been summed in this step: the vectors' digest, and the matrix of how many.
+    /// What has been summed in the first step: the vectors' digest, and the matrix of how many.
     summed: HashMap<(Digest, usize, usize), usize>,
+    /// Whether this is a later step: who shares whose sums is known.
+    is_later: bool,
 }
 
 impl MomentSums {
@@ -60,7 +67,9 @@ impl MomentSums {
 
     /// A step begins.
     pub(super) fn begin(&self) {
-        self.state().summed.clear();
+        let mut state = self.state();
+        state.summed.clear();
+        state.is_later = !state.moments.is_empty();
     }
 
     /// Adds what the one matrix of a module reads, `[rows, inputs]`.
@@ -96,15 +105,15 @@ impl State {
         if x.is_empty() {
             return;
         }
-        let place = match self.places.get(&name) {
-            Some(place) if self.moments[*place].modules[0] == name => *place,
+        let known = self.places.get(&name).copied();
+        let key = (!self.is_later).then(|| (Digest::of(x.as_bytes()), index, count));
+        let place = match known {
+            Some(place) if self.moments[place].modules[0] == name => place,
             // The first of these modules has read, or will read, the same.
             Some(_) => return,
             None => {
-                let key = (Digest::of(x.as_bytes()), index, count);
-                if let Some(place) = self.summed.get(&key).copied()
-                    && self.moments[place].inputs == inputs
-                {
+                let same = key.and_then(|key| self.summed.get(&key).copied());
+                if let Some(place) = same.filter(|place| self.moments[*place].inputs == inputs) {
                     self.moments[place].modules.push(name.clone());
                     self.places.insert(name, place);
                     return;
@@ -112,8 +121,9 @@ impl State {
                 self.begin_module(&name, count, inputs)
             }
         };
-        // Only what another module may still be compared with.
-        self.summed.insert((Digest::of(x.as_bytes()), index, count), place);
+        if let Some(key) = key {
+            self.summed.insert(key, place);
+        }
         self.moments[place].add(index, x);
     }
 
@@ -139,15 +149,49 @@ impl Moments {
         add_second_moments(x, self.inputs, self.block, sums);
     }
 
-    /// The other half of what [`Self::add`] has summed.
+    /// The bytes of a matrix's sums as files have them; zeros for one that has read nothing.
+    #[must_use]
+    pub fn bytes(&self, matrix: usize) -> Cow<'_, [u8]> {
+        match &self.sums[matrix][..] {
+            [] => Cow::Owned(vec![0; self.inputs * self.block * size_of::<f32>()]),
+            sums => Cow::Borrowed(float_bytes(sums)),
+        }
+    }
+
+    /// The other half of what [`Self::add`] has summed, a square of it at a time, so that lines that are read
+    /// across are read once.
     fn mirror(&mut self) {
         let block = self.block;
         for sums in self.sums.iter_mut().flat_map(|sums| sums.chunks_exact_mut(block * block)) {
-            for input in 0..block {
-                for other in input + 1..block {
-                    sums[input * block + other] = sums[other * block + input];
+            for (first, second) in squares(block) {
+                for input in first.clone() {
+                    for other in second.start.max(input + 1)..second.end {
+                        sums[input * block + other] = sums[other * block + input];
+                    }
                 }
             }
         }
     }
+}
+
+/// Squares at and above the diagonal: their rows and columns.
+fn squares(block: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let parts = move |from: usize| {
+        (from..block).step_by(SQUARE).map(move |first| first..block.min(first + SQUARE))
+    };
+    parts(0).flat_map(move |rows| parts(rows.start).map(move |columns| (rows.clone(), columns)))
+}
+
+/// The bytes of floats as files have them.
+#[must_use]
+pub fn float_bytes(values: &[f32]) -> &[u8] {
+    const { assert!(cfg!(target_endian = "little"), "floats of files are little-endian") };
+    values.as_bytes()
+}
+
+/// The same, to be read from a file.
+#[must_use]
+pub fn float_bytes_mut(values: &mut [f32]) -> &mut [u8] {
+    const { assert!(cfg!(target_endian = "little"), "floats of files are little-endian") };
+    values.as_mut_bytes()
 }

@@ -138,19 +138,21 @@ impl Vectors for Sixteen {
     #[inline(always)]
     fn transpose(from: &[[f32; LANES]; LANES], to: &mut [[f32; LANES]; LANES]) {
         for (row, column) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
-            let load = |at: usize| {
-                let eight = &from[row + at][column..][..8];
-                value!(_mm256_loadu_ps(eight.as_ptr()))
-            };
-            let [first, second] = [0, 4].map(|at| turned([0, 1, 2, 3].map(|it| load(at + it))));
+            let mut rows = [value!(_mm256_setzero_ps()); 8];
+            for (eight, from) in rows.iter_mut().zip(&from[row..row + 8]) {
+                let from = &from[column..column + 8];
+                *eight = value!(_mm256_loadu_ps(from.as_ptr()));
+            }
+            let [a, b, c, d, e, f, g, h] = rows;
+            let (first, second) = (turned([a, b, c, d]), turned([e, f, g, h]));
             for number in 0..4 {
                 let (a, b) = (first[number], second[number]);
-                let (left, right) = to.split_at_mut(column + 4);
-                let left = &mut left[column + number][row..][..8];
-                let right = &mut right[number][row..][..8];
-                let (low, high) = (left.as_mut_ptr(), right.as_mut_ptr());
-                value!(_mm256_storeu_ps(low, _mm256_permute2f128_ps::<0x20>(a, b)));
-                value!(_mm256_storeu_ps(high, _mm256_permute2f128_ps::<0x31>(a, b)));
+                let left = &mut to[column + number][row..row + 8];
+                let low = value!(_mm256_permute2f128_ps::<0x20>(a, b));
+                value!(_mm256_storeu_ps(left.as_mut_ptr(), low));
+                let right = &mut to[column + 4 + number][row..row + 8];
+                let high = value!(_mm256_permute2f128_ps::<0x31>(a, b));
+                value!(_mm256_storeu_ps(right.as_mut_ptr(), high));
             }
         }
     }

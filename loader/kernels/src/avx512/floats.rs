@@ -111,7 +111,8 @@ impl Vectors for Sixteen {
     fn transpose(from: &[[f32; LANES]; LANES], to: &mut [[f32; LANES]; LANES]) {
         let mut fours = [[Self::splat(0.0); 4]; 4];
         for (fours, from) in fours.iter_mut().zip(from.as_chunks::<4>().0) {
-            let [a, b, c, d] = from.each_ref().map(Self::load);
+            let [a, b, c, d] = from;
+            let (a, b, c, d) = (Self::load(a), Self::load(b), Self::load(c), Self::load(d));
             let (ab, cd) = (value!(_mm512_unpacklo_ps(a, b)), value!(_mm512_unpacklo_ps(c, d)));
             let (ef, gh) = (value!(_mm512_unpackhi_ps(a, b)), value!(_mm512_unpackhi_ps(c, d)));
             *fours = [

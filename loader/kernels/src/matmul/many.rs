@@ -23,7 +23,7 @@ use crate::{
 
 /// Rows of activations from which on both sides are put in order: weights that few rows are multiplied with
 /// are read as they stand.
-pub(super) const MANY_ROWS: usize = 96;
+pub(super) const MANY_ROWS: usize = 64;
 
 /// Most rows of activations that all weights are multiplied with before the next ones: the L3 cache holds so
 /// many while each strip of weights passes.
