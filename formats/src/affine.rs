@@ -23,6 +23,7 @@ mod hessian;
 mod lanes;
 mod mlx;
 mod pack;
+mod products;
 mod quantize;
 mod search;
 #[cfg(test)]

@@ -8,15 +8,13 @@
 use super::{
     hessian::Factor,
     lanes::round,
+    products::{VECTORS, sum_errors},
     search::{Grid, stored},
 };
 use crate::{dtype::Dtype, simd::Lanes};
 
 /// Passes over all groups. Another one is worth less than a hundredth of the error.
 const SWEEPS: usize = 3;
-
-/// Columns of a group whose gradient is summed at once, in registers.
-const TILE: usize = 8;
 
 /// A row's integers, errors and grids, in the order of turns.
 pub(super) struct Solution<'a, V> {
@@ -31,45 +29,30 @@ pub(super) fn descend<V: Lanes, const G: usize>(
     proof: V::Proof,
     factor: &Factor,
     (dtype, largest): (Dtype, V),
-    solution: &mut Solution<'_, V>,
-) -> V {
+    solutions: &mut [Solution<'_, V>; VECTORS],
+) -> [V; VECTORS] {
     let zero = V::splat(proof, 0.0);
-    let mut change = zero;
-    let mut gradient = [zero; G];
+    let mut changes = [zero; VECTORS];
+    let mut gradients = [[zero; G]; VECTORS];
     for _ in 0..SWEEPS {
         for turn in 0..factor.groups.len() {
             let moments = factor.moments(turn);
-            gradient_of::<V, G>(proof, moments, solution.errors, &mut gradient);
+            let errors = solutions.each_ref().map(|it| &*it.errors);
+            sum_errors::<V, G>(proof, moments, errors, &mut gradients);
             let group =
                 Group::<V, G> { proof, moments: &moments[turn * G * G..(turn + 1) * G * G] };
             let range = turn * G..(turn + 1) * G;
-            let (q, errors) = (&mut solution.q[range.clone()], &mut solution.errors[range]);
-            let grid = &mut solution.grids[turn];
-            change = change.add(group.fit(dtype, (q, errors), grid, &mut gradient));
-            change = change.add(group.move_integers(largest, (q, errors), *grid, &mut gradient));
-        }
-    }
-    change
-}
-
-/// `e H` of a turn's inputs.
-#[inline(always)]
-fn gradient_of<V: Lanes, const G: usize>(
-    proof: V::Proof,
-    moments: &[f32],
-    errors: &[V],
-    out: &mut [V; G],
-) {
-    for (tile, out) in out.chunks_exact_mut(TILE).enumerate() {
-        let mut sums = [V::splat(proof, 0.0); TILE];
-        for (j, error) in errors.iter().enumerate() {
-            let row = &moments[j * G + tile * TILE..][..TILE];
-            for (sum, moment) in sums.iter_mut().zip(row) {
-                *sum = sum.add(error.mul(V::splat(proof, *moment)));
+            for (number, solution) in solutions.iter_mut().enumerate() {
+                let (change, gradient) = (&mut changes[number], &mut gradients[number]);
+                let q = &mut solution.q[range.clone()];
+                let errors = &mut solution.errors[range.clone()];
+                let grid = &mut solution.grids[turn];
+                *change = change.add(group.fit(dtype, (q, errors), grid, gradient));
+                *change = change.add(group.move_integers(largest, (q, errors), *grid, gradient));
             }
         }
-        out.copy_from_slice(&sums);
     }
+    changes
 }
 
 /// The moments of a group's inputs with each other.

@@ -17,6 +17,7 @@ use super::{
     hessian::{Factor, Hessian},
     lanes::{Range, Rows, round},
     mlx::{self, Backend},
+    products::{VECTORS, sum_errors},
     search::{self, Grid},
     trials::Schedule,
 };
@@ -26,10 +27,7 @@ use crate::{
 };
 
 /// Rows of a task: whole vectors on every platform.
-const ROWS_PER_TASK: usize = MAX_LANES;
-
-/// Columns of a group that take up errors at once, in registers.
-const TILE: usize = 8;
+const ROWS_PER_TASK: usize = VECTORS * MAX_LANES;
 
 /// The squared error of a matrix's outputs over the calibration text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -89,7 +87,7 @@ pub fn quantize_with_feedback(
         .collect::<Vec<_>>();
     let mut output = OutputError::default();
     for task in found {
-        output = output.plus(task?);
+        output = task?.into_iter().fold(output, OutputError::plus);
     }
     let sums = error::error(platform, format, (dtype, source), store, (packed, scales, biases));
     Ok((sums, output))
@@ -107,7 +105,11 @@ struct FeedbackRows<'a> {
 type Bytes<'a> = (&'a mut [u8], &'a mut [u8], &'a mut [u8]);
 
 impl FeedbackRows<'_> {
-    fn quantize(&self, (packed, scales, biases): Bytes<'_>) -> Result<OutputError, QuantizeError> {
+    /// The errors of each so many rows as [`MAX_LANES`].
+    fn quantize(
+        &self,
+        (packed, scales, biases): Bytes<'_>,
+    ) -> Result<[OutputError; VECTORS], QuantizeError> {
         let QuantizeOptions { format, store, platform, .. } = *self.options;
         let (dtype, source) = self.source;
         let inputs = self.hessian.inputs();
@@ -130,10 +132,11 @@ impl FeedbackRows<'_> {
             }
         }
         let [refined, fed] = results;
-        let mut output = OutputError::default();
+        let mut outputs = [OutputError::default(); VECTORS];
         for row in 0..rows {
             let is_better = fed.errors[row] < refined.errors[row];
             let best = if is_better { &fed } else { &refined };
+            let output = &mut outputs[row / MAX_LANES];
             output.refined += refined.errors[row];
             output.stored += best.errors[row];
             let group = format.group_size() as usize;
@@ -157,7 +160,7 @@ impl FeedbackRows<'_> {
                 );
             }
         }
-        Ok(output)
+        Ok(outputs)
     }
 }
 
@@ -208,12 +211,12 @@ impl<const G: usize> Task for RoundInto<'_, G> {
         let rows = self.1.errors.len();
         let zero = V::splat(proof, 0.0);
         let block = self.0.hessian.block();
-        let mut buffers = Buffers {
+        let mut buffers = [(); VECTORS].map(|()| Buffers {
             errors: vec![zero; block],
             q: vec![zero; block],
             grids: vec![Grid { scale: zero, bias: zero }; block / G],
-        };
-        for first in (0..rows).step_by(V::N) {
+        });
+        for first in (0..rows).step_by(VECTORS * V::N) {
             for block in 0..self.0.hessian.factors().len() {
                 self.0.block::<V, G>(proof, (first, block), &mut buffers, self.1);
             }
@@ -222,64 +225,100 @@ impl<const G: usize> Task for RoundInto<'_, G> {
 }
 
 impl Round<'_> {
-    /// Rounds a block's inputs of the rows from `first` on, as many as there are lanes.
+    /// Rounds a block's inputs of the rows from `first` on, as many as there are lanes in all vectors.
     #[inline(always)]
     fn block<V: Lanes, const G: usize>(
         &self,
         proof: V::Proof,
         (first, block): (usize, usize),
-        buffers: &mut Buffers<V>,
+        buffers: &mut [Buffers<V>; VECTORS],
         out: &mut Rounded,
     ) {
         let factor = &self.hessian.factors()[block];
-        let inputs = self.hessian.inputs();
         let zero = V::splat(proof, 0.0);
-        let (mut weights, mut natural) = ([zero; G], [zero; G]);
-        let (mut moved, mut pivots) = ([zero; G], [zero; G]);
-        let Buffers { errors, q, grids } = buffers;
+        let mut moved = [[zero; G]; VECTORS];
         let mut rows = Rows::new();
-        let empty = [0.0; G];
-        let live = (out.errors.len() - first).min(V::N);
-        let mut total = zero;
+        let mut totals = [zero; VECTORS];
         for turn in 0..factor.groups.len() {
             let at = block * self.hessian.block() + factor.groups[turn] * G;
-            let row = |i: usize| {
-                if i < live { &self.values[(first + i) * inputs + at..][..G] } else { &empty[..] }
-            };
-            rows.load_rows(proof, row, &mut natural);
-            for k in 0..G {
-                weights[k] = natural[factor.order[turn * G + k]];
-                pivots[k] = V::splat(proof, factor.pivots[turn * G + k]);
+            let before = buffers.each_ref().map(|it| &it.errors[..turn * G]);
+            sum_errors::<V, G>(proof, factor.panel(turn), before, &mut moved);
+            for (number, buffers) in buffers.iter_mut().enumerate() {
+                let first = first + number * V::N;
+                let moved = &mut moved[number];
+                let residuals = self.turn::<V, G>(
+                    proof,
+                    (factor, turn),
+                    (first, at),
+                    (&mut rows, moved),
+                    buffers,
+                );
+                totals[number] = totals[number].add(residuals);
             }
-            take_up::<V, G>(proof, factor, turn, errors, &mut moved);
-            for k in 0..G {
-                moved[k] = moved[k].add(weights[k]);
-            }
-            let from = if self.feedback { &moved } else { &weights };
-            let grid = self.grid::<V, G>(proof, from, &pivots);
-            grids[turn] = grid;
-            let range = turn * G..(turn + 1) * G;
-            let results = (&mut errors[range.clone()], &mut q[range]);
-            let weights = (&weights, &mut moved);
-            let residuals = self.round::<V, G>(proof, (factor, turn), weights, grid, results);
-            total = total.add(residuals);
         }
         if self.feedback {
             let largest = V::splat(proof, self.options.format.max_q() as f32);
-            let mut solution = Solution { q, errors, grids };
+            let mut solutions = buffers.each_mut().map(|Buffers { q, errors, grids }| Solution {
+                q,
+                errors,
+                grids,
+            });
             let store = (self.options.store, largest);
-            total = total.add(descend::<V, G>(proof, factor, store, &mut solution));
+            let changes = descend::<V, G>(proof, factor, store, &mut solutions);
+            for (total, change) in totals.iter_mut().zip(changes) {
+                *total = total.add(change);
+            }
         }
-        for turn in 0..factor.groups.len() {
-            let at = block * self.hessian.block() + factor.groups[turn] * G;
-            let found = (&q[turn * G..(turn + 1) * G], grids[turn]);
-            self.put::<V, G>((first, live, at), (factor, turn), found, out);
+        for (number, Buffers { q, grids, .. }) in buffers.iter().enumerate() {
+            let first = first + number * V::N;
+            let live = out.errors.len().saturating_sub(first).min(V::N);
+            for turn in 0..factor.groups.len() {
+                let at = block * self.hessian.block() + factor.groups[turn] * G;
+                let found = (&q[turn * G..(turn + 1) * G], grids[turn]);
+                self.put::<V, G>((first, live, at), (factor, turn), found, out);
+            }
+            let mut lanes = [0.0; MAX_LANES];
+            totals[number].store(&mut lanes);
+            for (error, total) in out.errors.iter_mut().skip(first).zip(&lanes[..live]) {
+                *error += f64::from(*total);
+            }
         }
-        let mut totals = [0.0; MAX_LANES];
-        total.store(&mut totals);
-        for (error, total) in out.errors[first..].iter_mut().zip(&totals[..live]) {
-            *error += f64::from(*total);
+    }
+
+    /// Rounds one group of the rows from `first` on, at `at` in each, of which the errors before have asked
+    /// `moved`.
+    #[inline(always)]
+    fn turn<V: Lanes, const G: usize>(
+        &self,
+        proof: V::Proof,
+        (factor, turn): (&Factor, usize),
+        (first, at): (usize, usize),
+        (rows, moved): (&mut Rows, &mut [V; G]),
+        buffers: &mut Buffers<V>,
+    ) -> V {
+        let inputs = self.hessian.inputs();
+        let zero = V::splat(proof, 0.0);
+        let (mut weights, mut natural, mut pivots) = ([zero; G], [zero; G], [zero; G]);
+        let empty = [0.0; G];
+        let held = self.values.len() / inputs;
+        let row = |i: usize| {
+            if first + i < held {
+                &self.values[(first + i) * inputs + at..][..G]
+            } else {
+                &empty[..]
+            }
+        };
+        rows.load_rows(proof, row, &mut natural);
+        for k in 0..G {
+            weights[k] = natural[factor.order[turn * G + k]];
+            pivots[k] = V::splat(proof, factor.pivots[turn * G + k]);
+            moved[k] = moved[k].add(weights[k]);
         }
+        let grid = self.grid::<V, G>(proof, if self.feedback { moved } else { &weights }, &pivots);
+        buffers.grids[turn] = grid;
+        let range = turn * G..(turn + 1) * G;
+        let results = (&mut buffers.errors[range.clone()], &mut buffers.q[range]);
+        self.round::<V, G>(proof, (factor, turn), (&weights, moved), grid, results)
     }
 
     #[inline(always)]
@@ -357,27 +396,5 @@ impl Round<'_> {
                 out[(first + i) * (inputs / G) + at / G] = *lane;
             }
         }
-    }
-}
-
-/// What the errors of all turns before ask of a turn's inputs.
-#[inline(always)]
-fn take_up<V: Lanes, const G: usize>(
-    proof: V::Proof,
-    factor: &Factor,
-    turn: usize,
-    errors: &[V],
-    out: &mut [V; G],
-) {
-    let panel = factor.panel(turn);
-    for (tile, out) in out.chunks_exact_mut(TILE).enumerate() {
-        let mut sums = [V::splat(proof, 0.0); TILE];
-        for (j, error) in errors[..turn * G].iter().enumerate() {
-            let row = &panel[j * G + tile * TILE..][..TILE];
-            for (sum, factor) in sums.iter_mut().zip(row) {
-                *sum = sum.add(error.mul(V::splat(proof, *factor)));
-            }
-        }
-        out.copy_from_slice(&sums);
     }
 }

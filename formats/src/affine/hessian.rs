@@ -13,9 +13,11 @@
 //! Every sum is f64, its order fixed, without fused operations: the bits depend neither on the
 //! platform nor on the number of threads.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use crate::simd::{Lanes, Platform, Task};
+use crate::simd::{Lanes, MAX_LANES, Platform, Task};
 
 /// Columns that are factored at once: the update of what remains reads each of its numbers once for so
 /// many columns.
@@ -23,6 +25,15 @@ const PANEL: usize = 64;
 
 /// Numbers of a row that are updated at once, in registers.
 const TILE: usize = 32;
+
+/// Rows whose tiles are updated together: each number that is read takes part in so many products.
+const TOGETHER: usize = 4;
+
+/// Rows of a task: a tile of the panel stays in the L1 cache while they pass.
+const ROWS_PER_TASK: usize = TILE;
+
+/// Rows that are solved for a panel's columns at once, one lane each.
+const SOLVED: usize = 16;
 
 /// Damping that is tried one after the other until all pivots are positive, relative to the mean of the
 /// diagonal.
@@ -210,21 +221,9 @@ fn reverse_cholesky(platform: Platform, a: &mut [f64], n: usize) -> bool {
     let mut end = n;
     while end > 0 {
         let start = end.saturating_sub(PANEL);
-        for k in (start..end).rev() {
-            let pivot_row: Vec<f64> = a[k * n + k + 1..k * n + end].to_vec();
-            let left = |row: &[f64]| {
-                let products = row[k + 1..end].iter().zip(&pivot_row);
-                products.fold(row[k], |sum, (x, y)| sum - x * y)
-            };
-            let pivot = left(&a[k * n..(k + 1) * n]);
-            if !(pivot.is_finite() && pivot > 0.0) {
-                return false;
-            }
-            let pivot = pivot.sqrt();
-            a[k * (n + 1)] = pivot;
-            let rows = a[..k * n].par_chunks_exact_mut(n).with_min_len(64);
-            rows.for_each(|row| row[k] = left(row) / pivot);
-        }
+        let Some(square) = square(a, n, start..end) else { return false };
+        let solve = |rows: &mut [f64]| platform.run(Solve { rows, n, square: &square, start });
+        a[..start * n].par_chunks_mut(SOLVED * n).for_each(solve);
         // What remains, by all columns of the panel; its rows reach up to `start`.
         let width = start.next_multiple_of(TILE);
         panel.clear();
@@ -234,26 +233,88 @@ fn reverse_cholesky(platform: Platform, a: &mut [f64], n: usize) -> bool {
                 panel[(m - start) * width + j] = a[j * n + m];
             }
         }
-        let update = |(i, row): (usize, &mut [f64])| {
-            let (head, factors) = row.split_at_mut(start);
-            let first = i / TILE * TILE;
-            platform.run(Update {
-                row: &mut head[first..],
-                factors: &factors[..end - start],
-                panel: &panel[first..],
-                width,
-            });
+        let update = |(task, rows): (usize, &mut [f64])| {
+            let (first, panel) = (task * ROWS_PER_TASK, &panel[..]);
+            platform.run(Update { rows, n, first, columns: start..end, panel, width });
         };
-        a[..start * n].par_chunks_exact_mut(n).with_min_len(8).enumerate().for_each(update);
+        a[..start * n].par_chunks_mut(ROWS_PER_TASK * n).enumerate().for_each(update);
         end = start;
     }
     true
 }
 
-/// `row -= factors · panel`.
+/// The factor of a panel's square, from which all that stands beyond the panel has been taken: its rows from
+/// `range.start` on, each as long as the panel.
+fn square(a: &mut [f64], n: usize, range: Range<usize>) -> Option<Vec<f64>> {
+    let (start, end) = (range.start, range.end);
+    for k in range.rev() {
+        let pivot_row: Vec<f64> = a[k * n + k + 1..k * n + end].to_vec();
+        let left = |row: &[f64]| {
+            let products = row[k + 1..end].iter().zip(&pivot_row);
+            products.fold(row[k], |sum, (x, y)| sum - x * y)
+        };
+        let pivot = left(&a[k * n..(k + 1) * n]);
+        if !(pivot.is_finite() && pivot > 0.0) {
+            return None;
+        }
+        let pivot = pivot.sqrt();
+        a[k * (n + 1)] = pivot;
+        for row in a[start * n..k * n].chunks_exact_mut(n) {
+            row[k] = left(row) / pivot;
+        }
+    }
+    Some(a[start * n..end * n].chunks_exact(n).flat_map(|row| &row[start..end]).copied().collect())
+}
+
+/// The panel's columns of some rows before it, one lane for each row.
+struct Solve<'a> {
+    rows: &'a mut [f64],
+    n: usize,
+    square: &'a [f64],
+    start: usize,
+}
+
+impl Task for Solve<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self, _: V::Proof) {
+        let Self { rows, n, square, start } = self;
+        let width = square.len().isqrt();
+        let mut columns = [[0.0; SOLVED]; PANEL];
+        for (lane, row) in rows.chunks_exact(n).enumerate() {
+            for (column, x) in columns.iter_mut().zip(&row[start..start + width]) {
+                column[lane] = *x;
+            }
+        }
+        for k in (0..width).rev() {
+            let pivots = &square[k * width..(k + 1) * width];
+            let (before, after) = columns.split_at_mut(k + 1);
+            let mut sums = before[k];
+            for (column, factor) in after.iter().zip(&pivots[k + 1..]) {
+                for (sum, x) in sums.iter_mut().zip(column) {
+                    *sum -= x * factor;
+                }
+            }
+            for sum in &mut sums {
+                *sum /= pivots[k];
+            }
+            before[k] = sums;
+        }
+        for (lane, row) in rows.chunks_exact_mut(n).enumerate() {
+            for (column, x) in columns.iter().zip(&mut row[start..start + width]) {
+                *x = column[lane];
+            }
+        }
+    }
+}
+
+/// `rows -= factors · panel` at and above the diagonal, where the factors are what rows have in `columns`.
 struct Update<'a> {
-    row: &'a mut [f64],
-    factors: &'a [f64],
+    rows: &'a mut [f64],
+    n: usize,
+    first: usize,
+    columns: Range<usize>,
     panel: &'a [f64],
     width: usize,
 }
@@ -262,17 +323,44 @@ impl Task for Update<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Lanes>(self, _: V::Proof) {
-        for (tile, row) in self.row.chunks_mut(TILE).enumerate() {
-            let mut sums = [0.0; TILE];
-            sums[..row.len()].copy_from_slice(row);
-            for (m, factor) in self.factors.iter().enumerate() {
-                let from = &self.panel[m * self.width + tile * TILE..][..TILE];
-                for (sum, x) in sums.iter_mut().zip(from) {
-                    *sum -= factor * x;
+    fn run<V: Lanes>(mut self, _: V::Proof) {
+        for tile in self.first / TILE..self.width / TILE {
+            // Of few rows a tile stays in few registers too.
+            if V::N == MAX_LANES { self.tile::<TOGETHER>(tile) } else { self.tile::<1>(tile) }
+        }
+    }
+}
+
+impl Update<'_> {
+    /// One tile of all rows that reach it, `R` rows at a time.
+    #[inline(always)]
+    fn tile<const R: usize>(&mut self, tile: usize) {
+        const { assert!(TILE.is_multiple_of(TOGETHER), "rows that begin with the same tile") };
+        let (start, at) = (self.columns.start, tile * TILE);
+        let held = TILE.min(start - at);
+        let reach = ((tile + 1) * TILE - self.first).min(self.rows.len() / self.n);
+        for rows in self.rows[..reach * self.n].chunks_mut(R * self.n) {
+            let mut sums = [[0.0; TILE]; R];
+            let mut factors = [&[][..]; R];
+            let together = rows.chunks_exact(self.n).zip(sums.iter_mut().zip(&mut factors));
+            for (row, (sums, factors)) in together {
+                sums[..held].copy_from_slice(&row[at..at + held]);
+                *factors = &row[self.columns.clone()];
+            }
+            let live = rows.len() / self.n;
+            factors[live..].fill(&self.panel[..self.columns.len()]);
+            for m in 0..self.columns.len() {
+                let from = &self.panel[m * self.width + at..][..TILE];
+                for (sums, factors) in sums.iter_mut().zip(factors) {
+                    let factor = factors[m];
+                    for (sum, x) in sums.iter_mut().zip(from) {
+                        *sum -= factor * x;
+                    }
                 }
             }
-            row.copy_from_slice(&sums[..row.len()]);
+            for (row, sums) in rows.chunks_exact_mut(self.n).zip(&sums) {
+                row[at..at + held].copy_from_slice(&sums[..held]);
+            }
         }
     }
 }
