@@ -29,8 +29,11 @@ const TILE: usize = 32;
 /// Rows whose tiles are updated together: each number that is read takes part in so many products.
 const TOGETHER: usize = 4;
 
-/// Rows of a task: a tile of the panel stays in the L1 cache while they pass.
+/// Rows of a task, while which pass some tiles of the panel stay in the L2 cache.
 const ROWS_PER_TASK: usize = TILE;
+
+/// Neighbouring tiles that are updated in turn, so that what is read of a row is a run of some length.
+const TILES_IN_TURN: usize = 4;
 
 /// Rows that are solved for a panel's columns at once, one lane each.
 const SOLVED: usize = 16;
@@ -224,18 +227,19 @@ fn reverse_cholesky(platform: Platform, a: &mut [f64], n: usize) -> bool {
         let Some(square) = square(a, n, start..end) else { return false };
         let solve = |rows: &mut [f64]| platform.run(Solve { rows, n, square: &square, start });
         a[..start * n].par_chunks_mut(SOLVED * n).for_each(solve);
-        // What remains, by all columns of the panel; its rows reach up to `start`.
-        let width = start.next_multiple_of(TILE);
+        // What remains, by all columns of the panel, whose tiles lie one after the other.
+        let size = (end - start) * TILE;
         panel.clear();
-        panel.resize((end - start) * width, 0.0);
+        panel.resize(start.div_ceil(TILE) * size, 0.0);
         for j in 0..start {
-            for m in start..end {
-                panel[(m - start) * width + j] = a[j * n + m];
+            let tile = &mut panel[j / TILE * size..][..size];
+            for (to, from) in tile.chunks_exact_mut(TILE).zip(&a[j * n + start..j * n + end]) {
+                to[j % TILE] = *from;
             }
         }
         let update = |(task, rows): (usize, &mut [f64])| {
             let (first, panel) = (task * ROWS_PER_TASK, &panel[..]);
-            platform.run(Update { rows, n, first, columns: start..end, panel, width });
+            platform.run(Update { rows, n, first, columns: start..end, panel });
         };
         a[..start * n].par_chunks_mut(ROWS_PER_TASK * n).enumerate().for_each(update);
         end = start;
@@ -315,8 +319,8 @@ struct Update<'a> {
     n: usize,
     first: usize,
     columns: Range<usize>,
+    /// For each tile and column the numbers of the tile.
     panel: &'a [f64],
-    width: usize,
 }
 
 impl Task for Update<'_> {
@@ -324,43 +328,68 @@ impl Task for Update<'_> {
 
     #[inline(always)]
     fn run<V: Lanes>(mut self, _: V::Proof) {
-        for tile in self.first / TILE..self.width / TILE {
-            // Of few rows a tile stays in few registers too.
-            if V::N == MAX_LANES { self.tile::<TOGETHER>(tile) } else { self.tile::<1>(tile) }
-        }
+        // Of few rows a tile stays in few registers too.
+        if V::N == MAX_LANES { self.rows::<TOGETHER>() } else { self.rows::<1>() }
     }
 }
 
 impl Update<'_> {
-    /// One tile of all rows that reach it, `R` rows at a time.
+    /// All tiles, `R` rows at a time: some neighbouring ones of all rows, then the next.
     #[inline(always)]
-    fn tile<const R: usize>(&mut self, tile: usize) {
-        const { assert!(TILE.is_multiple_of(TOGETHER), "rows that begin with the same tile") };
-        let (start, at) = (self.columns.start, tile * TILE);
-        let held = TILE.min(start - at);
-        let reach = ((tile + 1) * TILE - self.first).min(self.rows.len() / self.n);
-        for rows in self.rows[..reach * self.n].chunks_mut(R * self.n) {
-            let mut sums = [[0.0; TILE]; R];
-            let mut factors = [&[][..]; R];
-            let together = rows.chunks_exact(self.n).zip(sums.iter_mut().zip(&mut factors));
-            for (row, (sums, factors)) in together {
-                sums[..held].copy_from_slice(&row[at..at + held]);
-                *factors = &row[self.columns.clone()];
-            }
-            let live = rows.len() / self.n;
-            factors[live..].fill(&self.panel[..self.columns.len()]);
-            for m in 0..self.columns.len() {
-                let from = &self.panel[m * self.width + at..][..TILE];
-                for (sums, factors) in sums.iter_mut().zip(factors) {
-                    let factor = factors[m];
-                    for (sum, x) in sums.iter_mut().zip(from) {
-                        *sum -= factor * x;
-                    }
+    fn rows<const R: usize>(&mut self) {
+        const { assert!(ROWS_PER_TASK == TILE, "rows of a task begin with the same tile") };
+        let size = self.columns.len() * TILE;
+        let last = self.panel.len() / size;
+        for first in (self.first / TILE..last).step_by(TILES_IN_TURN) {
+            let tiles = first..last.min(first + TILES_IN_TURN);
+            for rows in self.rows.chunks_mut(R * self.n) {
+                for tile in tiles.clone() {
+                    let panel = &self.panel[tile * size..][..size];
+                    update_tile::<R>(rows, self.n, tile * TILE, &self.columns, panel);
                 }
-            }
-            for (row, sums) in rows.chunks_exact_mut(self.n).zip(&sums) {
-                row[at..at + held].copy_from_slice(&sums[..held]);
             }
         }
     }
+}
+
+/// A tile of `R` rows, or as many as there are, from column `at` on.
+#[inline(always)]
+fn update_tile<const R: usize>(
+    rows: &mut [f64],
+    n: usize,
+    at: usize,
+    columns: &Range<usize>,
+    panel: &[f64],
+) {
+    let held = TILE.min(columns.start - at);
+    let mut sums = [[0.0; TILE]; R];
+    let mut factors = [&panel[..columns.len()]; R];
+    for (row, (sums, factors)) in rows.chunks_exact(n).zip(sums.iter_mut().zip(&mut factors)) {
+        sums[..held].copy_from_slice(&row[at..at + held]);
+        *factors = &row[columns.clone()];
+    }
+    let sums = subtract(sums, factors, panel);
+    for (row, sums) in rows.chunks_exact_mut(n).zip(&sums) {
+        row[at..at + held].copy_from_slice(&sums[..held]);
+    }
+}
+
+/// `sums -= factors · panel`. By indices, which the compiler makes vectors of.
+#[inline(always)]
+fn subtract<const R: usize>(
+    mut sums: [[f64; TILE]; R],
+    factors: [&[f64]; R],
+    panel: &[f64],
+) -> [[f64; TILE]; R] {
+    let panel = panel.as_chunks::<TILE>().0;
+    let factors = factors.map(|it| &it[..panel.len()]);
+    for (m, from) in panel.iter().enumerate() {
+        for r in 0..R {
+            let factor = factors[r][m];
+            for k in 0..TILE {
+                sums[r][k] -= factor * from[k];
+            }
+        }
+    }
+    sums
 }

@@ -5,6 +5,8 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
+use std::hint::black_box;
+
 use crate::simd::Lanes;
 
 /// Vectors of rows that are computed together: each factor that is read takes part in so many products.
@@ -15,6 +17,12 @@ const TILE: usize = 4;
 
 /// Inputs whose errors stay in the L1 cache, and their factors in the L2 cache, while all columns pass.
 const INPUTS_AT_ONCE: usize = 256;
+
+/// Numbers of a cache line.
+const LINE: usize = 16;
+
+/// Factors that are still in the L2 cache when the next rows need them.
+const NEAR: usize = 1 << 18;
 
 /// `Σ error_j · factors[j]` for each column of a group; `factors` is `[inputs, G]`. Sums run over inputs in
 /// order, product and sum apart.
@@ -30,11 +38,18 @@ pub(super) fn sum_errors<V: Lanes, const G: usize>(
     out_a.fill(V::splat(proof, 0.0));
     out_b.fill(V::splat(proof, 0.0));
     let parts = a.chunks(INPUTS_AT_ONCE).zip(b.chunks(INPUTS_AT_ONCE));
-    for ((a, b), factors) in parts.zip(factors.chunks(INPUTS_AT_ONCE * G)) {
+    let is_far = factors.len() > NEAR;
+    for ((a, b), part) in parts.zip(factors.chunks(INPUTS_AT_ONCE * G)) {
+        if is_far {
+            // From beginning to end first: processors read ahead so, and not where a few columns of each row are
+            // read.
+            let lines = part.iter().step_by(LINE);
+            black_box(lines.fold(0, |all, factor| all ^ factor.to_bits()));
+        }
         let outs = out_a.as_chunks_mut::<TILE>().0.iter_mut().zip(out_b.as_chunks_mut::<TILE>().0);
         for (tile, (out_a, out_b)) in outs.enumerate() {
             let (mut sums_a, mut sums_b) = (*out_a, *out_b);
-            let rows = factors.as_chunks::<G>().0;
+            let rows = part.as_chunks::<G>().0;
             for ((row, a), b) in rows.iter().zip(a).zip(b) {
                 let row = &row[tile * TILE..(tile + 1) * TILE];
                 for k in 0..TILE {

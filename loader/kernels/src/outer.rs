@@ -33,7 +33,7 @@ pub(crate) const fn tile(platform: Platform) -> [usize; 2] {
     match platform {
         Platform::Avx512 => [12, 2],
         Platform::Avx2 | Platform::Neon => [6, 1],
-        _ => [4, 1],
+        Platform::Portable => [4, 1],
     }
 }
 

@@ -42,7 +42,7 @@ const BRANCHES: usize = 5;
 
 /// Inputs of sixteen weight rows that are made f32 at once: a run of each that is long enough for the processor
 /// to read ahead.
-const AT_ONCE: usize = 4 * SPAN;
+const AT_ONCE: usize = 2 * SPAN;
 
 static MEMORY: Pool<f32> = Pool::new();
 
@@ -120,12 +120,11 @@ impl Tiled for PackRows<'_, '_> {
             let width = LANES.min(self.inputs - at);
             for (row, line) in lines.iter_mut().enumerate().take(held) {
                 let from = &rows[row * self.inputs + at..][..width];
-                match from.first_chunk::<LANES>() {
-                    Some(whole) => *line = *whole,
-                    None => {
-                        *line = [0.0; LANES];
-                        line[..width].copy_from_slice(from);
-                    }
+                if let Some(whole) = from.first_chunk::<LANES>() {
+                    *line = *whole;
+                } else {
+                    *line = [0.0; LANES];
+                    line[..width].copy_from_slice(from);
                 }
             }
             V::transpose(&lines, &mut turned);
