@@ -56,6 +56,9 @@ fn measure(args: &ConvertArgs, options: &mut ConvertOptions) -> Result<Vec<PathB
             "--format {format} with --calibrate is not possible; calibration rounds affine groups"
         )));
     }
+    if args.distill.is_some() {
+        distillation::check()?;
+    }
     let sensitivity = SENSITIVITY_TOKENS.parse().context("tokens of a sensitivity")?;
     let text = CalibrationTextArgs::default();
     let text = CalibrationTextArgs {

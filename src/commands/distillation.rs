@@ -17,6 +17,7 @@ use shardpack_formats::{
     learned::{LEARNED_FILE, LEARNED_FORMAT, Learned, LearnedEntry},
 };
 use shardpack_manifests::Digest;
+use shardpack_mlx::runtime;
 
 use super::{
     calibrate::{
@@ -44,6 +45,12 @@ const STEP_TOKENS: usize = 2048;
 
 /// One sequence in so many is not learned from; what was learned is judged by these.
 const HELD_OUT: usize = 16;
+
+/// Checks that there is what a distillation runs on.
+pub(super) fn check() -> Result<(), Failure> {
+    let checked = runtime::check(&mlx_folder(None)?).context("--distill runs on MLX");
+    Ok(checked.map(drop)?)
+}
 
 /// Tunes what `options` would convert; the folder of what was learned, or nothing if that is no better.
 pub(super) fn distill(
@@ -75,11 +82,8 @@ pub(super) fn distill(
     let student = package::members(&folder)?.1.into_iter().next();
     let student = student.ok_or_else(|| anyhow!("{}: no packages", folder.display()))?;
     let (sequences, _) = request.sequences(&teacher)?;
-    let mlx = Mlx::open(&mlx_folder(None)?, None, Collectives::Own, [0, 1]).map_err(|error| {
-        Failure::from(anyhow::Error::from(error))
-            .hint("distillation runs on MLX: shardpack engine install mlx")
-    })?;
-    let mlx = mlx.exact();
+    let mlx = Mlx::open(&mlx_folder(None)?, None, Collectives::Own, [0, 1]);
+    let mlx = mlx.map_err(anyhow::Error::from)?.exact();
     let folders = [teacher.as_path(), student.as_path()];
     let threads = threads::count(request.threads);
     let run = DistillationRun::open(folders, &sequences, &mlx, threads).map_err(failure)?;

@@ -11,6 +11,7 @@ mod controllers;
 mod convert;
 mod custom_rules;
 mod demo;
+mod distillation;
 mod doctor;
 mod eval;
 mod export;

@@ -60,10 +60,13 @@ class Comparison:
             raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{end}")
 
     def convert(self, source, out, *options):
-        # MLX's build for Linux computes products with the reference BLAS, fifty times as slow as it need be.
-        environment = os.environ | ({"LD_PRELOAD": self.blas} if self.blas and "--distill" in options else {})
         command = [self.program, "convert", source, "--output", out, "--threads", self.threads, *options]
-        self.run(*command, env=environment)
+        self.run(*command, env=self.with_blas if "--distill" in options else None)
+
+    @property
+    def with_blas(self):
+        """MLX's build for Linux computes products with the reference BLAS, fifty times as slow as it need be."""
+        return os.environ | ({"LD_PRELOAD": self.blas} if self.blas else {})
 
     def add(self, peer, name, weights, size, seconds, **more):
         kl, error, perplexity = self.judge.judge(weights)
@@ -178,7 +181,7 @@ class Comparison:
             try:
                 self.run(
                     sys.executable, "-m", "mlx_lm", tool, *options, self.model, "--mlx-path", quantized, cwd=home,
-                    env=os.environ | {"HOME": str(home), "HF_HUB_OFFLINE": "1"}, timeout=self.share,
+                    env=self.with_blas | {"HOME": str(home), "HF_HUB_OFFLINE": "1"}, timeout=self.share,
                 )  # fmt: skip
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 # A quantizer of theirs that fails or takes longer than its share is named, not left out in silence.
@@ -197,8 +200,8 @@ def main():
     parser.add_argument("--sensitivity", nargs="*", default=[])
     parser.add_argument("--blas", help="a library that MLX's products come from in a distillation")
     parser.add_argument("--pre-tokenizer", default="gpt-2")
-    parser.add_argument("--distill", default="180", help="steps of 2,048 tokens")
-    parser.add_argument("--distilled", nargs="*", default=["4", "6"], help="bits")
+    parser.add_argument("--distill", default="150", help="steps of 2,048 tokens")
+    parser.add_argument("--distilled", nargs="*", default=["4"], help="bits")
     parser.add_argument("--share", type=float, default=600, help="seconds for each of mlx-lm's quantizers")
     parser.add_argument("--characters", type=int, default=32768, help="of the text to evaluate")
     parser.add_argument("--peers", default="ours,llama_cpp,mlx_lm")
