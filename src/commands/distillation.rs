@@ -170,13 +170,12 @@ impl Course<'_> {
         let divergence = |stages: &mut StageFiles<'_>, reference: &mut FileStreams| {
             self.run.divergence(held_out, reference, stages).map_err(failure)
         };
-        let before = match stages.before() {
-            Some(before) => before,
-            None => {
-                let before = divergence(&mut stages, &mut reference)?;
-                stages.begin(before)?;
-                before
-            }
+        let before = if let Some(before) = stages.before() {
+            before
+        } else {
+            let before = divergence(&mut stages, &mut reference)?;
+            stages.begin(before)?;
+            before
         };
         if stages.done() > 0 {
             say(&format!(

@@ -66,7 +66,7 @@ for model in "$@"; do
             ;;
         llama-21m)
             [ -d "$base/models/llama-21m" ] || train new "$base/models/llama-21m" "$texts/prose-training.txt" 900
-            compare "$base/models/llama-21m" prose
+            compare "$base/models/llama-21m" prose --distill 100
             ;;
         smollm2)
             tests/quality/smollm2.sh "$program" "$base"

@@ -51,6 +51,11 @@ pub enum DistillationError {
         "layers of this architecture hand more to each other than the residual stream, and are not differentiated one by one; use --rounding gptq"
     )]
     CrossLayerState,
+    /// A model with layers that have no gradients.
+    #[error(
+        "layers of this architecture have linear attention, whose kernels have no gradients yet; use --rounding gptq"
+    )]
+    LinearAttention,
     /// Nothing to learn.
     #[error("no matrix is in affine groups: there are no scales to tune")]
     NothingToLearn,
@@ -122,6 +127,9 @@ impl<'a> DistillationRun<'a> {
         let manifest = student.package.manifest().clone();
         if hands_over_more_than_the_stream(&manifest.architecture) {
             return Err(DistillationError::CrossLayerState);
+        }
+        if manifest.architecture.linear_attention.is_some() {
+            return Err(DistillationError::LinearAttention);
         }
         let is_learned = |it: &&TensorEntry| {
             it.name.strip_suffix(".biases").is_some_and(|it| bits_of(&manifest, it).is_some())

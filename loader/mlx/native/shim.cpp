@@ -123,6 +123,13 @@ thread_local bool marks_kernels = false;
 
 thread_local bool compiles_always = false;
 
+// While a graph is differentiated: which entries are chosen does not change with what they hold.
+thread_local bool differentiates = false;
+
+mx::array chosen(mx::array&& indices) {
+  return differentiates ? mx::stop_gradient(indices) : std::move(indices);
+}
+
 mx::array marker(const char* name, mx::Shape shape, mx::Dtype type, std::vector<mx::array> inputs) {
   auto stream = mx::default_stream(mx::default_device());
   return mx::array(std::move(shape), type, std::make_shared<Marker>(stream, name), std::move(inputs));
@@ -494,14 +501,14 @@ mx::array* sp_softmax(const mx::array* a, int32_t axis) {
 }
 // The order of an axis in which the first `kth + 1` are the smallest, in any order.
 mx::array* sp_argpartition(const mx::array* a, int32_t kth, int32_t axis) {
-  return guarded([&] { return keep(mx::argpartition(*a, kth, axis)); });
+  return guarded([&] { return keep(chosen(mx::argpartition(*a, kth, axis))); });
 }
 // The values of an axis in such an order.
 mx::array* sp_partition(const mx::array* a, int32_t kth, int32_t axis) {
   return guarded([&] { return keep(mx::partition(*a, kth, axis)); });
 }
 mx::array* sp_argsort(const mx::array* a, int32_t axis) {
-  return guarded([&] { return keep(mx::argsort(*a, axis)); });
+  return guarded([&] { return keep(chosen(mx::argsort(*a, axis))); });
 }
 
 // --- products ----------------------------------------------------------------------------------
@@ -644,6 +651,10 @@ int32_t sp_fused(uint64_t key, sp_build build, void* ctx, mx::array* const* inpu
 // each of them: outputs[0], and as many more as inputs.
 int32_t sp_gradients(sp_build build, void* ctx, mx::array* const* inputs, size_t n,
                      const mx::array* cotangent, mx::array** outputs) {
+  struct Differentiates {
+    Differentiates() { differentiates = true; }
+    ~Differentiates() { differentiates = false; }
+  } on;
   return guarded([&] {
     auto [values, gradients] = mx::vjp(calling(build, ctx, 1), arrays_of(inputs, n), {*cotangent});
     outputs[0] = keep(std::move(values[0]));

@@ -101,7 +101,7 @@ impl Mlx {
             self.put(substitutes, params);
             let built = build(input.map(|(values, width)| self.exact_tensor(values, width)));
             self.substitutes.held().clear();
-            Ok(built?.array.read().map_err(failed)?)
+            Ok(built?.array.read().map_err(StepError::from)?)
         })
     }
 
@@ -143,10 +143,10 @@ impl Mlx {
             if let Some(error) = error {
                 return Err(error);
             }
-            let found = found.map_err(failed)?;
+            let found = found.map_err(StepError::from)?;
             let all: Vec<&Array> = [&found.value].into_iter().chain(&found.inputs).collect();
-            self.library.eval(&all).map_err(failed)?;
-            let read = |array: &Array| array.read().map_err(failed);
+            self.library.eval(&all).map_err(StepError::from)?;
+            let read = |array: &Array| array.read().map_err(StepError::from);
             let mut gradients = found.inputs.iter();
             let input = match gradients.by_ref().take(has_input).next() {
                 Some(array) => read(array)?,
@@ -187,6 +187,8 @@ fn log_odds(logits: &Array) -> Array {
     shifted.binary(Binary::Subtract, &sums)
 }
 
-fn failed(error: MlxError) -> StepError {
-    StepError::Backend(error.to_string())
+impl From<MlxError> for StepError {
+    fn from(error: MlxError) -> Self {
+        Self::Backend(error.to_string())
+    }
 }
