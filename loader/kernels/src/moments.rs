@@ -26,7 +26,7 @@ static MEMORY: Pool<f32> = Pool::new();
 /// `[inputs / block, block, block]`, the moments of each `block` inputs with each other. What stands above the
 /// diagonal changes too and means nothing.
 ///
-/// The order of summation depends on the number of vectors alone: each [`CHAIN`] of them in turn.
+/// The order of summation depends on the number of vectors alone: some hundreds of them in turn.
 pub fn add_second_moments(x: &[f32], inputs: usize, block: usize, sums: &mut [f32]) {
     assert!(block > 0 && inputs.is_multiple_of(block), "{inputs} inputs in blocks of {block}");
     assert!(x.len().is_multiple_of(inputs), "vectors of {inputs} inputs");
