@@ -37,8 +37,8 @@ use stages::StageFiles;
 /// How far a parameter moves in a step at most, in steps of its group, before the rate falls.
 const RATE: f32 = 0.01;
 
-/// Steps in which the rate rises from nothing.
-const WARM_UP: usize = 10;
+/// Most steps in which the rate rises from nothing, and one of how many steps does so at least.
+const WARM_UP: [usize; 2] = [10, 15];
 
 /// Tokens of a step, in whole sequences.
 const STEP_TOKENS: usize = 2048;
@@ -187,9 +187,7 @@ impl Course<'_> {
             Progress::steps("distill", (self.steps - stages.done().min(self.steps)) as u64);
         for step in stages.done()..self.steps {
             kill_points::at(|| format!("distill:step:{step}"));
-            let warm = (1 + step).min(WARM_UP) as f32 / WARM_UP as f32;
-            let left = 1.0 - step as f32 / self.steps as f32;
-            let rate = Rate { number: 1 + step, size: RATE * warm * left };
+            let rate = Rate { number: 1 + step, size: self.rate(step) };
             let batch = self.parts.batch(step);
             let loss = self.run.step(&batch, &mut reference, &mut stages, rate).map_err(failure)?;
             stages.commit()?;
@@ -209,6 +207,14 @@ impl Course<'_> {
             divergence_after: after,
             matrices: self.write(&mut stages)?,
         })
+    }
+
+    /// The rate of a step: it rises at first, and falls to nothing at the end.
+    fn rate(&self, step: usize) -> f32 {
+        let [most, part] = WARM_UP;
+        let rising = (self.steps / part).clamp(1, most);
+        let warm = (1 + step).min(rising) as f32 / rising as f32;
+        RATE * warm * (1.0 - step as f32 / self.steps as f32)
     }
 
     fn lengths(&self) -> Vec<usize> {
