@@ -363,7 +363,9 @@ fn linear(spec: &Spec, delta: &LinearAttention, part: &RankExtents) -> u64 {
 fn dense(spec: &Spec, part: &RankExtents) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let inner = if spec.ffn.activation.is_gated() { 2 } else { 1 };
-    3 * hidden + inner * part.ffn + quantized(hidden)
+    // The inputs of 16-bit matrices are put in another order, and what that takes is kept.
+    let ordered = hidden + part.ffn;
+    3 * hidden + inner * part.ffn + ordered
 }
 
 /// A mixture of experts: each expert's rows are gathered for themselves; twice as many as fall to
