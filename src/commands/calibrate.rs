@@ -39,6 +39,9 @@ use work::WorkFolder;
 /// Fewest tokens over which sensitivities mean anything; also the shortest sequence.
 const FEWEST_TOKENS: usize = 16;
 
+/// Bytes of a text of which a token takes no more in the mean: most take four.
+const MOST_BYTES_PER_TOKEN: usize = 16;
+
 /// Runs the command.
 pub(crate) fn run(args: &CalibrateArgs) -> Outcome {
     let request = Request {
@@ -233,7 +236,10 @@ impl Request<'_> {
         let all = if given.is_empty() { text::builtin(folder)? } else { given };
         for text in all {
             let home = PromptHome::Sandboxed(&sandbox);
-            let tokenized = shardpack_chat::tokenize(folder, &text, home);
+            // The sandbox has little memory, and what comes later is not read anyway.
+            let most = self.text.tokens.saturating_mul(MOST_BYTES_PER_TOKEN);
+            let text = &text[..text.floor_char_boundary(most)];
+            let tokenized = shardpack_chat::tokenize(folder, text, home);
             let (tokens, first) = tokenized.map_err(Failure::wrong)?;
             let own = context - first.iter().count();
             let windows = tokens.chunks(own).filter(|window| window.len() >= own.min(tokens.len()));
