@@ -32,7 +32,8 @@ if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     for package in kernels formats converter; do
         optimized+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
-    optimized+=(--config profile.release.package.shardpack-kernels.codegen-units=16)
+    optimized+=(--config profile.release.package.shardpack-kernels.codegen-units=16
+        --config profile.release.package.shardpack-formats.codegen-units=16)
     compression=--fast
 fi
 
