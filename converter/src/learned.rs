@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io,
     ops::Range,
     os::unix::fs::FileExt as _,
@@ -11,10 +11,12 @@ use std::{
 
 use shardpack_formats::{
     Dtype,
-    container::{self, TensorInfo},
+    container::TensorInfo,
     learned::{LEARNED_FILE, Learned, LearnedEntry, LearnedError, MAX_LEARNED_BYTES},
 };
 use shardpack_manifests::Digest;
+
+use crate::measured;
 
 /// Why scales and biases cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,11 +87,7 @@ impl LearnedScales {
     pub(crate) fn open(folder: &Path) -> Result<Self, ScalesError> {
         let path = folder.join(LEARNED_FILE);
         let failed = |source| ScalesError::Read { path: path.clone(), source };
-        let size = fs::metadata(&path).map_err(failed)?.len();
-        if size > MAX_LEARNED_BYTES {
-            return Err(failed(io::Error::other(format!("{size} bytes are no index"))));
-        }
-        let bytes = fs::read(&path).map_err(failed)?;
+        let bytes = measured::read_index(&path, MAX_LEARNED_BYTES).map_err(failed)?;
         let index = Learned::parse(&bytes)
             .map_err(|source| ScalesError::Index { path: folder.to_owned(), source })?;
         let mut matrices = BTreeMap::new();
@@ -163,13 +161,8 @@ impl Stored {
         let failed = |source| ScalesError::Read { path: path.clone(), source };
         let damaged = |problem: String| ScalesError::Damaged { path: path.clone(), problem };
         let file = File::open(&path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        let mut start = [0; 8];
-        file.read_exact_at(&mut start, 0).map_err(failed)?;
-        let mut header = vec![0; container::header_bytes(&start, size) as usize];
-        file.read_exact_at(&mut header, 0).map_err(failed)?;
-        let tensors =
-            container::parse_header(&header, size).map_err(|error| damaged(error.to_string()))?;
+        let tensors = measured::tensors(&file).map_err(failed)?;
+        let tensors = tensors.map_err(|error| damaged(error.to_string()))?;
         let find = |part: &str| -> Result<TensorInfo, ScalesError> {
             let name = format!("{}.{part}", entry.module);
             let found = tensors.iter().find(|tensor| tensor.name == name);

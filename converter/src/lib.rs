@@ -16,6 +16,7 @@ mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
 mod learned;
+mod measured;
 mod moments;
 mod package;
 pub mod plan;

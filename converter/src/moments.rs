@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io,
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
@@ -13,9 +13,10 @@ use shardpack_formats::{
     Calibration, Dtype, Platform,
     affine::Hessian,
     calibration::{CALIBRATION_FILE, CalibrationError, InputMoments, MAX_CALIBRATION_BYTES},
-    container,
 };
 use shardpack_manifests::Digest;
+
+use crate::measured;
 
 /// Factors that are kept: modules that read the same inputs follow each other, and several threads are
 /// at different ones.
@@ -104,11 +105,7 @@ impl StoredMoments {
     pub(crate) fn open(folder: &Path) -> Result<Self, MomentsError> {
         let path = folder.join(CALIBRATION_FILE);
         let failed = |source| MomentsError::Read { path: path.clone(), source };
-        let size = fs::metadata(&path).map_err(failed)?.len();
-        if size > MAX_CALIBRATION_BYTES {
-            return Err(failed(io::Error::other(format!("{size} bytes are no index"))));
-        }
-        let bytes = fs::read(&path).map_err(failed)?;
+        let bytes = measured::read_index(&path, MAX_CALIBRATION_BYTES).map_err(failed)?;
         let index = Calibration::parse(&bytes)
             .map_err(|source| MomentsError::Index { path: folder.to_owned(), source })?;
         let of = |(place, entry): (usize, &InputMoments)| {
@@ -196,13 +193,8 @@ impl StoredMoments {
         let failed = |source| MomentsError::Read { path: path.clone(), source };
         let damaged = |problem: String| MomentsError::Damaged { path: path.clone(), problem };
         let file = File::open(&path).map_err(failed)?;
-        let size = file.metadata().map_err(failed)?.len();
-        let mut start = [0; 8];
-        file.read_exact_at(&mut start, 0).map_err(failed)?;
-        let mut header = vec![0; container::header_bytes(&start, size) as usize];
-        file.read_exact_at(&mut header, 0).map_err(failed)?;
-        let tensors =
-            container::parse_header(&header, size).map_err(|error| damaged(error.to_string()))?;
+        let tensors = measured::tensors(&file).map_err(failed)?;
+        let tensors = tensors.map_err(|error| damaged(error.to_string()))?;
         let name = &entry.modules[0];
         let tensor = tensors.iter().find(|tensor| tensor.name == *name);
         let tensor = tensor.ok_or_else(|| damaged(format!("it has no tensor {name:?}")))?;
