@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def with_blas(self):
-        """MLX's build for Linux computes products with the reference BLAS, fifty times as slow as it need be."""
+        """MLX's build for Linux computes products with the reference BLAS, twenty times as slow as it need be."""
         return os.environ | ({"LD_PRELOAD": self.blas} if self.blas else {})
 
     def add(self, peer, name, weights, size, seconds, **more):

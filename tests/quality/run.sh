@@ -43,7 +43,7 @@ fi
 
 texts=$base/text
 "$base/torch/bin/python" tests/quality/texts.py "$texts"
-# Distillation runs on MLX, whose build for Linux has the reference BLAS: a hundred times as slow without another.
+# Distillation runs on MLX, whose build for Linux has the reference BLAS: twenty times as slow without another.
 export SHARDPACK_ENGINES=${SHARDPACK_ENGINES:-$PWD/target/engines}
 "$program" engine install mlx >/dev/null
 blas() { ldconfig -p | sed -n 's/.*libopenblas.so.0 .*=> //p' | head -n 1; }
