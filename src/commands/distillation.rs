@@ -140,14 +140,16 @@ impl Parts {
 
     /// The sequences of a step, from 0: each once before one comes again, in an order of its own.
     fn batch(&self, step: usize) -> Vec<usize> {
-        let first = step * self.at_once;
-        let place = |at: usize| {
-            let (epoch, place) = (at / self.learned.len(), at % self.learned.len());
-            let mut order: Vec<usize> = self.learned.clone();
-            order.sort_by_key(|index| Digest::of(format!("{epoch} {index}").as_bytes()).0);
-            order[place]
+        let (first, count) = (step * self.at_once, self.learned.len());
+        let order = |epoch: usize| {
+            let mut order = self.learned.clone();
+            order.sort_by_cached_key(|index| Digest::of(format!("{epoch} {index}").as_bytes()).0);
+            order
         };
-        (first..first + self.at_once).map(place).collect()
+        // A step has no more sequences than there are, so it is in two epochs at most.
+        let epoch = first / count;
+        let both = order(epoch).into_iter().chain(order(epoch + 1));
+        both.skip(first % count).take(self.at_once).collect()
     }
 }
 
