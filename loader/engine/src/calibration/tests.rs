@@ -1,35 +1,9 @@
 //! Moments of a reference model, against what its layers are known to read.
 
-use std::io;
-
 use shardpack_engine_api::TokenId;
 
 use super::*;
-use crate::testing::package::Recipe;
-
-/// Streams in memory.
-#[derive(Default)]
-struct InMemory {
-    from: Vec<Vec<f32>>,
-    to: Vec<Vec<f32>>,
-}
-
-impl InMemory {
-    fn turn(&mut self) {
-        self.from = std::mem::take(&mut self.to);
-    }
-}
-
-impl Streams for InMemory {
-    fn read(&mut self, sequence: usize) -> io::Result<Vec<f32>> {
-        Ok(self.from[sequence].clone())
-    }
-
-    fn write(&mut self, _: usize, values: &[f32]) -> io::Result<()> {
-        self.to.push(values.to_vec());
-        Ok(())
-    }
-}
+use crate::testing::{package::Recipe, streams::InMemory};
 
 /// Moments of all layers and the head, and the streams before the head.
 fn run(model: &'static str, threads: usize) -> (Vec<Moments>, Vec<Vec<f32>>) {

@@ -8,24 +8,8 @@ use super::*;
 use crate::testing::{
     mlx::mlx,
     package::{Recipe, Weights},
+    streams::InMemory,
 };
-
-#[derive(Default)]
-struct InMemory {
-    from: Vec<Vec<f32>>,
-    to: Vec<Vec<f32>>,
-}
-
-impl Streams for InMemory {
-    fn read(&mut self, sequence: usize) -> io::Result<Vec<f32>> {
-        Ok(self.from[sequence].clone())
-    }
-
-    fn write(&mut self, _: usize, values: &[f32]) -> io::Result<()> {
-        self.to.push(values.to_vec());
-        Ok(())
-    }
-}
 
 #[derive(Clone, Default)]
 struct Stages(BTreeMap<usize, Vec<f32>>);
@@ -61,10 +45,10 @@ fn check(model: &'static str) {
     let mut reference = InMemory::default();
     run.teach_embedding(&mut reference).unwrap();
     for layer in 0..run.layers() {
-        reference.from = std::mem::take(&mut reference.to);
+        reference.turn();
         run.teach_layer(layer, &mut reference, &mut |_| ()).unwrap();
     }
-    reference.from = std::mem::take(&mut reference.to);
+    reference.turn();
 
     let mut stages = Stages::default();
     let mut loss =
