@@ -4,12 +4,6 @@ use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
 };
-#[cfg(feature = "hub")]
-use std::{thread, time::Duration};
-
-/// Between two looks at the switch.
-#[cfg(feature = "hub")]
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A switch that whoever works looks at between two steps. Clones are the same switch.
 #[derive(Clone, Debug, Default)]
@@ -25,16 +19,5 @@ impl Cancel {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// Waits, but not longer than until the end is asked for.
-    #[cfg(feature = "hub")]
-    pub(crate) fn wait(&self, pause: Duration) {
-        let mut left = pause;
-        while !left.is_zero() && !self.is_cancelled() {
-            let step = left.min(LOOK_AGAIN);
-            thread::sleep(step);
-            left -= step;
-        }
     }
 }

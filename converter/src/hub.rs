@@ -1,24 +1,12 @@
 //! Models from the hub: found by name, pinned to one commit, downloaded into the standard cache,
-//! every byte checked against what the hub states before it counts. hf-hub makes the requests.
-//!
-//! | what hf-hub 1.0 does | here |
-//! |---|---|
-//! | interrupted downloads start over | a partial file goes on with `Range` |
-//! | size and content are not checked | both are, for every file, also for those found in the cache |
-//! | an error page becomes a cached file | only a successful answer of the right length is a body |
-//! | a short file under its final name counts as done | files get their name after the check |
-//! | the environment is read deep inside | [`HubOptions`] are all there is |
-//! | only the number of bytes tells a range from a whole file | bytes beyond the range start the file over, whole |
-//! | a list of files drops the SHA-256 | lists are parsed here |
+//! every byte checked against what the hub states before it counts. `shardpack-http` makes the
+//! requests, hf-hub names the cache's folders.
 //!
 //! Knows the cache's layout; not what weights mean.
 
+mod api;
 mod cache;
-mod checksum;
-mod download;
 mod error;
-mod follow;
-mod http;
 mod listing;
 mod options;
 mod remote;
@@ -26,6 +14,7 @@ mod select;
 mod sets;
 #[cfg(test)]
 mod tests;
+mod upload;
 
 use std::{
     fs,
@@ -36,14 +25,14 @@ use std::{
     },
 };
 
+use api::Api;
 use cache::Cache;
-use checksum::Checksum;
 pub use error::HubError;
-use http::Client;
 pub use listing::{ListingError, RepoFile, parse_tree};
 pub use options::{HubOptions, ModelName, Visibility};
 pub(crate) use remote::{RemoteFile, WORKING_BYTES};
 pub use select::Selection;
+use shardpack_http::{Checksum, DownloadEvent, Expected, download};
 
 use crate::checkpoint::{INDEX, Origin, Subfolder};
 
@@ -90,7 +79,7 @@ pub struct Snapshot {
 
 /// A connection to the hub and its cache on this machine.
 pub struct Hub {
-    client: Client,
+    api: Api,
     cache: Cache,
     offline: bool,
     observe: HubObserver,
@@ -101,8 +90,8 @@ impl Hub {
     pub fn new(options: HubOptions, observe: HubObserver) -> Result<Self, HubError> {
         let cache = Cache::new(options.cache.clone());
         let offline = options.offline;
-        let client = Client::new(options, Arc::clone(&observe))?;
-        Ok(Self { client, cache, offline, observe })
+        let api = Api::new(options, Arc::clone(&observe))?;
+        Ok(Self { api, cache, offline, observe })
     }
 
     /// The commit of a model's revision; without a network the one that an earlier run has found.
@@ -110,7 +99,7 @@ impl Hub {
         if self.offline {
             return self.cached_commit(name);
         }
-        self.client.commit(name)
+        self.api.commit(name)
     }
 
     fn cached_commit(&self, name: &ModelName) -> Result<String, HubError> {
@@ -126,8 +115,8 @@ impl Hub {
         if self.offline {
             return self.find_offline(name, selection);
         }
-        let commit = self.client.commit(name)?;
-        let files = self.client.tree(name, &commit)?;
+        let commit = self.api.commit(name)?;
+        let files = self.api.tree(name, &commit)?;
         let index = Subfolder::path_of(selection.subfolder.as_ref(), INDEX);
         let index = files.iter().find(|file| file.path == index);
         let index = index.map(|index| self.small(name, &commit, index)).transpose()?;
@@ -217,12 +206,12 @@ impl Hub {
     /// Brings one file into the cache, unless it is there and is what it should be.
     fn fetch_file(&self, snapshot: &Snapshot, file: &RepoFile) -> Result<(), HubError> {
         (self.observe)(&HubEvent::FileStarted(&file.path));
-        let checksum = Checksum::of(file);
+        let checksum = file.checksum();
         let _lock = self.cache.lock(&snapshot.name, &checksum)?;
         let blob = self.cache.blob(&snapshot.name, &checksum);
         if self.cache.is_verified(&snapshot.name, &checksum, file.size) {
             (self.observe)(&HubEvent::Arrived(file.size));
-        } else if blob.is_file() && checksum.matches(&blob, file.size)? {
+        } else if blob.is_file() && is_intact(&blob, &checksum, file.size)? {
             // Somebody else's download that was never checked.
             (self.observe)(&HubEvent::Arrived(file.size));
             self.cache.set_verified(&snapshot.name, &checksum)?;
@@ -232,9 +221,17 @@ impl Hub {
                 name: snapshot.name.to_string(),
             });
         } else {
-            let address = self.client.address(&snapshot.name, &snapshot.commit, &file.path);
+            let url = self.api.file_url(&snapshot.name, &snapshot.commit, &file.path);
             let part = self.cache.part(&snapshot.name, &checksum);
-            download::fetch(&self.client, &address, file, &part, &self.observe)?;
+            let expected = Expected { name: &file.path, size: file.size, checksum: &checksum };
+            let observe = |event: &DownloadEvent| {
+                (self.observe)(&match *event {
+                    DownloadEvent::Arrived(bytes) => HubEvent::Arrived(bytes),
+                    DownloadEvent::Lost(bytes) => HubEvent::Lost(bytes),
+                    DownloadEvent::Retrying(problem) => HubEvent::Retrying(problem),
+                });
+            };
+            download(&self.api.client, &url, &expected, &part, &observe)?;
             fs::rename(&part, &blob).map_err(|source| HubError::Write { path: blob, source })?;
             self.cache.set_verified(&snapshot.name, &checksum)?;
         }
@@ -249,6 +246,12 @@ impl Hub {
         let path = self.cache.snapshot(&snapshot.name, &snapshot.commit).join(&file.path);
         fs::read(&path).map_err(|source| HubError::Write { path, source })
     }
+}
+
+/// Whether a blob has this size and checksum.
+fn is_intact(blob: &Path, checksum: &Checksum, size: u64) -> Result<bool, HubError> {
+    let intact = checksum.matches(blob, size);
+    intact.map_err(|source| HubError::Write { path: blob.to_owned(), source })
 }
 
 impl Snapshot {

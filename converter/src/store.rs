@@ -145,7 +145,7 @@ impl StoreError {
         match self {
             Self::Convert(ConvertError::Cancelled) => true,
             #[cfg(feature = "hub")]
-            Self::Hub(crate::hub::HubError::Cancelled) => true,
+            Self::Hub(error) => error.is_cancelled(),
             _ => false,
         }
     }

@@ -221,6 +221,7 @@ fn options() -> HubOptions {
         token,
         offline: flag("HF_HUB_OFFLINE"),
         proxy,
+        no_proxy: ["NO_PROXY", "no_proxy"].into_iter().find_map(text).unwrap_or_default(),
         authorities: ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
             .into_iter()
             .find_map(path),

@@ -2,6 +2,8 @@
 //! checksum), `snapshots/<commit>/` (links to them, under the files' own names) and `refs/`
 //! (revisions to commits). Ours besides: `.verified/<checksum>` says that a blob of this size and
 //! time was hashed and is what its name says; `packages/<commit>/` has the files of a package set.
+//!
+//! hf-hub names the folders. It writes without locks and without checks, so writing is ours.
 
 use std::{
     fs::{self, File},
@@ -12,7 +14,10 @@ use std::{
     time::Duration,
 };
 
-use super::{HubError, ModelName, RepoFile, checksum::Checksum, listing};
+use hf_hub::Cache as Layout;
+use shardpack_http::Checksum;
+
+use super::{HubError, ModelName, RepoFile, listing};
 
 /// Between two looks at a lock that another process holds.
 const LOCK_STEP: Duration = Duration::from_millis(200);
@@ -51,7 +56,7 @@ impl Cache {
 
     /// The folder of a commit's files.
     pub(super) fn snapshot(&self, name: &ModelName, commit: &str) -> PathBuf {
-        self.folder(name).join("snapshots").join(commit)
+        Layout::new(self.root.clone()).repo(name.hub_repo()).pointer_path(commit)
     }
 
     /// The commit that a revision was when it was last asked for.

@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use shardpack_http::HttpError;
+
 use super::listing::ListingError;
 
 /// Why a model could not be had from the hub.
@@ -10,9 +12,6 @@ pub enum HubError {
     /// An option is not possible.
     #[error("{0}")]
     Option(String),
-    /// Another thread has asked for the end.
-    #[error("cancelled; what has arrived is kept")]
-    Cancelled,
     /// There is no such model, or it is private.
     #[error(
         "{name}: the hub at {endpoint} has no such model, or it is private; check the name, and set HF_TOKEN if it is private"
@@ -55,6 +54,15 @@ pub enum HubError {
         /// What is wrong.
         problem: String,
     },
+    /// The hub could not be reached, or its answer is none.
+    #[error(transparent)]
+    Http(HttpError),
+    /// The hub's server sends whole files only.
+    #[error("{url}: the server does not support range requests, which --no-keep-source needs")]
+    NoRanges {
+        /// Requested URL.
+        url: String,
+    },
     /// The hub's list of files is not understood.
     #[error("{url}: the answer is not understood")]
     Listing {
@@ -62,68 +70,6 @@ pub enum HubError {
         url: String,
         /// Why.
         source: ListingError,
-    },
-    /// The server answered with an error.
-    #[error("{url}: the server answered {status}{after}")]
-    Status {
-        /// What was asked.
-        url: String,
-        /// The answer.
-        status: u16,
-        /// How often it was tried, or what the server says.
-        after: String,
-    },
-    /// The server asks to wait for longer than is sensible.
-    #[error("{url}: rate limited: the server asks to retry after {seconds} s")]
-    Busy {
-        /// What was asked.
-        url: String,
-        /// How long.
-        seconds: u64,
-    },
-    /// The connection failed, again and again.
-    #[error("{url}: {problem} (tried {attempts} times); what has arrived is kept, run it again")]
-    Network {
-        /// What was asked.
-        url: String,
-        /// What went wrong last.
-        problem: String,
-        /// How often it was tried.
-        attempts: u32,
-    },
-    /// No safe connection comes about.
-    #[error(
-        "{url}: {problem}; behind a proxy with its own certificate authority, set SSL_CERT_FILE to the authority's certificates"
-    )]
-    Tls {
-        /// What was asked.
-        url: String,
-        /// Why.
-        problem: String,
-    },
-    /// The server sent something else than it said it would.
-    #[error("{url}: {problem}")]
-    Answer {
-        /// What was asked.
-        url: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The bytes are not those that the hub states.
-    #[error(
-        "{file}: {size} bytes arrived, but their {algorithm} is {found} and the hub states {expected}; they were thrown away, run it again"
-    )]
-    Content {
-        /// The file.
-        file: String,
-        /// Its bytes.
-        size: u64,
-        /// `"SHA-256"`, or `"git SHA-1"`.
-        algorithm: &'static str,
-        /// The hub's.
-        expected: String,
-        /// That of what arrived.
-        found: String,
     },
     /// `HF_HUB_OFFLINE` is set and the model was never downloaded.
     #[error("{name} is not in {}, and HF_HUB_OFFLINE is set, so the hub is not asked", .cache.display())]
@@ -165,6 +111,23 @@ impl HubError {
     /// Whether the model was looked at and is wrong (else it could not be had).
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
-        matches!(self, Self::Repository { .. } | Self::Content { .. })
+        matches!(self, Self::Repository { .. } | Self::Http(HttpError::Content { .. }))
+    }
+
+    /// Whether another thread has asked to stop.
+    #[must_use]
+    pub const fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Http(HttpError::Cancelled))
+    }
+}
+
+impl From<HttpError> for HubError {
+    fn from(error: HttpError) -> Self {
+        match error {
+            HttpError::Option(problem) => Self::Option(problem),
+            HttpError::NoRanges { url } => Self::NoRanges { url },
+            HttpError::Write { path, source } => Self::Write { path, source },
+            error => Self::Http(error),
+        }
     }
 }

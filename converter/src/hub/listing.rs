@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use shardpack_formats::hex;
+use shardpack_http::Checksum;
 
 /// Most files of one answer; the hub sends at most 1,000 to a page.
 const MAX_ENTRIES: usize = 100_000;
@@ -39,6 +40,11 @@ impl RepoFile {
     /// Its name within its folder.
     pub(super) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    /// What the hub states of its bytes.
+    pub(super) fn checksum(&self) -> Checksum {
+        self.sha256.map_or(Checksum::Git(self.oid), Checksum::Sha256)
     }
 
     /// Whether it is a weight file.

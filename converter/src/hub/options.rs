@@ -3,6 +3,9 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use hf_hub::{Repo, RepoType};
+use shardpack_http::{HttpOptions, Retries};
+
 use crate::cancel::Cancel;
 
 /// How to reach the hub and where to keep what it gives.
@@ -18,13 +21,15 @@ pub struct HubOptions {
     pub offline: bool,
     /// A proxy for connections to other machines.
     pub proxy: Option<String>,
+    /// Hosts that are reached without the proxy, separated by commas (`NO_PROXY`).
+    pub no_proxy: String,
     /// PEM certificates of the authorities to trust instead of Mozilla's (`SSL_CERT_FILE`,
     /// `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
     pub authorities: Option<PathBuf>,
     /// Longest wait for the first byte of an answer, and between two parts of a body.
     pub silence: Duration,
     /// How to wait before a request is made again.
-    pub wait: fn(Duration, &Cancel),
+    pub wait: fn(Duration, &dyn Fn() -> bool),
     /// Ends what is under way; a later download goes on from there.
     pub cancel: Cancel,
 }
@@ -42,9 +47,10 @@ impl HubOptions {
             cache,
             offline: false,
             proxy: None,
+            no_proxy: String::new(),
             authorities: None,
-            silence: Duration::from_secs(30),
-            wait: |pause, cancel| cancel.wait(pause),
+            silence: HttpOptions::SILENCE,
+            wait: Retries::STANDARD.wait,
             cancel: Cancel::default(),
         }
     }
@@ -98,7 +104,12 @@ impl ModelName {
     /// The model's folder within a cache.
     #[must_use]
     pub fn folder(&self) -> String {
-        format!("models--{}--{}", self.owner, self.model)
+        self.hub_repo().folder_name()
+    }
+
+    /// hf-hub's name for it.
+    pub(super) fn hub_repo(&self) -> Repo {
+        Repo::with_revision(self.repo(), RepoType::Model, self.revision.clone())
     }
 }
 

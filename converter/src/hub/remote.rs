@@ -23,14 +23,13 @@ use std::{
     time::Duration,
 };
 
+use shardpack_http::{Checksum, Hasher, HttpError, read_range};
 use shardpack_manifests::{
     Digest,
     digest::{CHUNK_BYTES, chunk_count, chunk_value},
 };
 
-use super::{
-    Checksum, Hub, HubError, RepoFile, Snapshot, checksum::Hasher, download, http::Address,
-};
+use super::{Hub, HubError, RepoFile, Snapshot};
 
 /// Bytes from the start of the file that are fetched at first: enough for most headers.
 const FIRST_BYTES: u64 = 1 << 20;
@@ -49,7 +48,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// A weight file at the hub.
 pub(crate) struct RemoteFile {
     hub: Arc<Hub>,
-    address: Address,
+    url: String,
     file: RepoFile,
     checksum: Checksum,
     spool: Option<PathBuf>,
@@ -96,13 +95,13 @@ impl RemoteFile {
         spool: Option<&Path>,
         piece_bytes: u64,
     ) -> Self {
-        let address = hub.client.address(&snapshot.name, &snapshot.commit, &file.path);
-        let checksum = Checksum::of(file);
+        let url = hub.api.file_url(&snapshot.name, &snapshot.commit, &file.path);
+        let checksum = file.checksum();
         let order = Order { hasher: Some(checksum.hasher(file.size)), next: 0, chunks: Vec::new() };
         let count = file.size.div_ceil(piece_bytes) as usize;
         Self {
             hub,
-            address,
+            url,
             file: file.clone(),
             checksum,
             spool: spool.map(Path::to_owned),
@@ -210,7 +209,7 @@ impl RemoteFile {
     }
 
     fn wrong_content(&self, found: String) -> io::Error {
-        io::Error::other(HubError::Content {
+        io::Error::other(HttpError::Content {
             file: self.file.path.clone(),
             size: self.file.size,
             algorithm: self.checksum.algorithm(),
@@ -226,9 +225,10 @@ impl RemoteFile {
 
     pub(crate) fn range(&self, bytes: Range<u64>) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; (bytes.end - bytes.start) as usize];
-        let client = &self.hub.client;
-        download::range(client, &self.address, &self.file, bytes.start, &mut buffer)
-            .map_err(io::Error::other)?;
+        let api = &self.hub.api;
+        let retrying = |problem: &str| api.retrying(problem);
+        read_range(&api.client, &self.url, self.file.size, bytes.start, &mut buffer, &retrying)
+            .map_err(|error| io::Error::other(HubError::from(error)))?;
         Ok(buffer)
     }
 

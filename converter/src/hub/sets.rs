@@ -18,7 +18,7 @@ impl Hub {
             let problem = "HF_HUB_OFFLINE is set, so nothing is uploaded";
             return Err(HubError::Option(problem.to_owned()));
         }
-        self.client.upload(name, set, visibility)
+        self.api.upload(name, set, visibility)
     }
 
     /// Whether a repository is a package set.
@@ -26,8 +26,8 @@ impl Hub {
         if self.offline {
             return Ok(self.cached_set(name).is_some());
         }
-        let commit = self.client.commit(name)?;
-        Ok(self.client.tree(name, &commit)?.iter().any(|file| file.path == SET_FILE))
+        let commit = self.api.commit(name)?;
+        Ok(self.api.tree(name, &commit)?.iter().any(|file| file.path == SET_FILE))
     }
 
     /// Brings a package set into the cache, or the set's documents and one rank's package of it, and
@@ -44,8 +44,8 @@ impl Hub {
                 .map(|commit| self.cache.packages(name, &commit))
                 .transpose();
         }
-        let commit = self.client.commit(name)?;
-        let mut files = self.client.tree(name, &commit)?;
+        let commit = self.api.commit(name)?;
+        let mut files = self.api.tree(name, &commit)?;
         let Some(set) = files.iter().find(|file| file.path == SET_FILE) else { return Ok(None) };
         if let Some(rank) = rank {
             let document = self.small(name, &commit, set)?;

@@ -17,7 +17,6 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::Cancel;
 use server::{Fault, Server};
 
 static WAITED: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
@@ -26,7 +25,7 @@ static WAITED: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 const ALWAYS: u32 = 1000;
 
 /// Waiting costs no time in tests.
-fn no_wait(pause: Duration, _: &Cancel) {
+fn no_wait(pause: Duration, _: &dyn Fn() -> bool) {
     WAITED.lock().unwrap().push(pause);
 }
 

@@ -11,7 +11,6 @@
 //! is opened, since what is loaded is executed.
 
 mod check;
-mod client;
 mod download;
 mod index;
 mod install;
@@ -21,8 +20,7 @@ mod program;
 mod record;
 
 pub use check::{CheckError, Checked, check};
-pub use client::DownloadOptions;
-pub use download::DownloadError;
+pub use download::{DownloadError, DownloadOptions};
 pub use install::{InstallError, InstallOptions, Step, install};
 pub use platform::Platform;
 pub use record::{LayerOrigin, Record};

@@ -2,42 +2,64 @@
 //! SHA-256, resumed after whatever cut it off.
 
 use std::{
+    cell::{Cell, RefCell},
     fs::{self, File, TryLockError},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
-use ureq::http::header;
-
-use super::{
-    DownloadOptions, Step,
-    client::{Client, Failed, shown},
-    index,
-    program::sha256_of,
+use shardpack_http::{
+    Checksum, Cleartext, Client, DownloadEvent, Expected, HttpError, HttpOptions, Request, Retries,
+    without_password,
 };
+
+use super::{Step, index};
 
 #[cfg(test)]
 mod tests;
 
-/// Times that a request is made without a further byte having arrived.
-const ATTEMPTS: u32 = 5;
-
-/// Times that a download is cut off at all.
-const MAX_CUTS: u32 = 100;
-
 /// Bytes of a project's page: the public index has 30 kB.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 
-/// Bytes between two reports.
-const STEP_BYTES: usize = 256 << 10;
+/// JSON of PEP 691; HTML from indexes that have nothing else.
+const ACCEPT: &str = "application/vnd.pypi.simple.v1+json, \
+                      application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
+
+/// Where a wheel comes from. The environment is read by whoever makes these options.
+#[derive(Clone, Debug)]
+pub struct DownloadOptions {
+    /// Base of a package index's simple API.
+    pub index_url: String,
+    /// A proxy for connections to other machines.
+    pub proxy: Option<String>,
+    /// Hosts that are reached without the proxy, separated by commas; they and what is below them.
+    pub no_proxy: String,
+    /// PEM certificates of the authorities to trust instead of Mozilla's.
+    pub authorities: Option<PathBuf>,
+}
+
+impl DownloadOptions {
+    /// The Python package index.
+    pub const INDEX_URL: &str = "https://pypi.org/simple";
+
+    fn client(&self, pace: Pace) -> Result<Client, HttpError> {
+        Client::new(HttpOptions {
+            proxy: self.proxy.clone(),
+            no_proxy: self.no_proxy.clone(),
+            authorities: self.authorities.clone(),
+            accept: ACCEPT,
+            // What comes back is compared with a pinned digest.
+            cleartext: Cleartext::Anywhere,
+            silence: pace.silence,
+            retries: Retries { pause: pace.pause, ..Retries::STANDARD },
+            ..HttpOptions::new()
+        })
+    }
+}
 
 /// Why a file was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// The options name nothing that can be used.
-    #[error("{0}")]
-    Option(String),
     /// The index does not have the file.
     #[error("{url}: no file {file}")]
     Absent {
@@ -46,42 +68,9 @@ pub enum DownloadError {
         /// The file.
         file: String,
     },
-    /// The server gives something else.
-    #[error("{url}: {problem}")]
-    Answer {
-        /// The address.
-        url: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The server's file is of another length than the pinned one. What there is of it is removed.
-    #[error("{url}: {problem}")]
-    Length {
-        /// The address.
-        url: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The network fails.
-    #[error("{url}: {problem} (tried {attempts} times)")]
-    Network {
-        /// The address.
-        url: String,
-        /// What failed last.
-        problem: String,
-        /// Number of requests that failed.
-        attempts: u32,
-    },
-    /// The content is not the pinned one. The file is removed.
-    #[error("{url}: SHA-256 is {found}, expected {expected}")]
-    Content {
-        /// The address.
-        url: String,
-        /// The pinned digest.
-        expected: String,
-        /// The file's.
-        found: String,
-    },
+    /// The server could not be reached, or gives something else.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// Another process downloads the same file.
     #[error("{}: another process is downloading it; wait for it to end", .0.display())]
     Busy(PathBuf),
@@ -108,14 +97,14 @@ pub(super) struct Pinned {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Without a byte, until a connection is given up.
-    pub(super) silence: Duration,
+    pub(super) silence: std::time::Duration,
     /// Before a failed request is made again; doubled each time.
-    pub(super) pause: Duration,
+    pub(super) pause: std::time::Duration,
 }
 
 impl Pace {
     pub(super) const STANDARD: Self =
-        Self { silence: Duration::from_secs(30), pause: Duration::from_secs(1) };
+        Self { silence: HttpOptions::SILENCE, pause: Retries::STANDARD.pause };
 }
 
 /// Brings the file to `path`, going on with what is there.
@@ -126,173 +115,79 @@ pub(super) fn download(
     path: &Path,
     report: &mut dyn FnMut(Step),
 ) -> Result<(), DownloadError> {
-    let mut partial = Partial::open(pinned, path)?;
-    let result = partial.complete(options, pace, report);
+    let write = |source| DownloadError::Write { path: path.to_owned(), source };
+    let mut open = File::options();
+    open.read(true).write(true).create(true).truncate(false);
+    let locked = open.open(path).map_err(write)?;
+    locked.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => DownloadError::Busy(path.to_owned()),
+        TryLockError::Error(error) => write(error),
+    })?;
+    let result = fetch(pinned, options, pace, path, report);
     // What is of no use does not stay: nothing, or bytes of another file.
-    let is_spoilt =
-        matches!(result, Err(DownloadError::Content { .. } | DownloadError::Length { .. }));
-    if partial.size == 0 || is_spoilt {
+    let is_spoilt = matches!(
+        result,
+        Err(DownloadError::Http(HttpError::Content { .. } | HttpError::Length { .. }))
+    );
+    if is_spoilt || locked.metadata().map_err(write)?.len() == 0 {
         let _ = fs::remove_file(path);
     }
     result
 }
 
-/// A file that may not be complete yet.
-struct Partial<'a> {
-    pinned: &'a Pinned,
-    path: &'a Path,
-    handle: File,
-    size: u64,
-}
-
-impl<'a> Partial<'a> {
-    /// Takes up what an earlier run has left.
-    fn open(pinned: &'a Pinned, path: &'a Path) -> Result<Self, DownloadError> {
-        let write = |source| DownloadError::Write { path: path.to_owned(), source };
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let mut handle = options.open(path).map_err(write)?;
-        handle.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => DownloadError::Busy(path.to_owned()),
-            TryLockError::Error(error) => write(error),
-        })?;
-        if handle.metadata().map_err(write)?.len() > pinned.size_bytes {
-            handle.set_len(0).map_err(write)?;
-        }
-        let size = handle.seek(SeekFrom::End(0)).map_err(write)?;
-        Ok(Self { pinned, path, handle, size })
-    }
-
-    fn complete(
-        &mut self,
-        options: &DownloadOptions,
-        pace: Pace,
-        report: &mut dyn FnMut(Step),
-    ) -> Result<(), DownloadError> {
-        let mut url = String::new();
-        if self.size < self.pinned.size_bytes {
-            let client = Client::new(options, &pace)?;
-            let index = options.index_url.trim_end_matches('/');
-            let page = format!("{index}/{}/", self.pinned.project);
-            url = self.retry(&page, pace, report, |partial, _| {
-                let url = find(&client, &page, &partial.pinned.file)?;
-                Ok(Some(url))
-            })?;
-            let place = url.clone();
-            self.retry(&place, pace, report, |partial, report| {
-                partial.receive(&client, &place, report)?;
-                Ok((partial.size == partial.pinned.size_bytes).then_some(()))
-            })?;
-        }
-        let write = |source| DownloadError::Write { path: self.path.to_owned(), source };
-        self.handle.sync_all().map_err(write)?;
-        report(Step::Verify(self.path.to_owned()));
-        let found = sha256_of(self.path).map_err(write)?;
-        let expected = self.pinned.sha256.clone();
-        if found == expected {
+fn fetch(
+    pinned: &Pinned,
+    options: &DownloadOptions,
+    pace: Pace,
+    path: &Path,
+    report: &mut dyn FnMut(Step),
+) -> Result<(), DownloadError> {
+    let write = |source| DownloadError::Write { path: path.to_owned(), source };
+    let checksum = Checksum::sha256(&pinned.sha256).expect("pinned digests have 64 hex digits");
+    let total = pinned.size_bytes;
+    if fs::metadata(path).map_err(write)?.len() == total {
+        report(Step::Verify(path.to_owned()));
+        if checksum.matches(path, total).map_err(write)? {
             return Ok(());
         }
-        let url = if url.is_empty() { self.path.display().to_string() } else { shown(&url) };
-        Err(DownloadError::Content { url, expected, found })
+        // The leftover of another file.
+        File::options().write(true).open(path).and_then(|it| it.set_len(0)).map_err(write)?;
     }
-
-    /// Makes a request until it succeeds or it makes no sense to go on.
-    fn retry<T>(
-        &mut self,
-        url: &str,
-        pace: Pace,
-        report: &mut dyn FnMut(Step),
-        mut request: impl FnMut(&mut Self, &mut dyn FnMut(Step)) -> Result<Option<T>, Failed>,
-    ) -> Result<T, DownloadError> {
-        // Counted anew by requests that get further than those before.
-        let (mut failures, mut cuts) = (0, 0);
-        loop {
-            let before = self.size;
-            let problem = match request(self, report) {
-                Ok(Some(value)) => return Ok(value),
-                Ok(None) => "the connection ended early".to_owned(),
-                Err(Failed::Final(error)) => return Err(error),
-                Err(Failed::Again(problem)) => problem,
-            };
-            failures = if self.size > before { 1 } else { failures + 1 };
-            cuts += 1;
-            if failures >= ATTEMPTS || cuts >= MAX_CUTS {
-                return Err(DownloadError::Network { url: shown(url), problem, attempts: cuts });
-            }
-            report(Step::Retry(problem));
-            std::thread::sleep(pace.pause * (1 << (failures - 1)));
+    let report = RefCell::new(report);
+    let report = |step: Step| report.borrow_mut()(step);
+    let client = options.client(pace)?;
+    let url = find(&client, options, pinned, &|problem| report(Step::Retry(problem.to_owned())))?;
+    let done = Cell::new(0);
+    let observe = |event: &DownloadEvent| match *event {
+        DownloadEvent::Arrived(bytes) => {
+            done.set(done.get() + bytes);
+            report(Step::Bytes { done: done.get(), total });
         }
-    }
-
-    /// Requests what is missing and writes what arrives of it.
-    fn receive(
-        &mut self,
-        client: &Client,
-        url: &str,
-        report: &mut dyn FnMut(Step),
-    ) -> Result<(), Failed> {
-        let total = self.pinned.size_bytes;
-        let mut answer = client.get(url, (self.size > 0).then_some(self.size))?;
-        let wrong =
-            |problem: String| Failed::Final(DownloadError::Length { url: shown(url), problem });
-        match answer.status() {
-            206 => {
-                let range = answer.header(header::CONTENT_RANGE);
-                let expected = format!("bytes {}-{}/{total}", self.size, total - 1);
-                if range != expected {
-                    return Err(wrong(format!("sends {range:?}, expected {expected:?}")));
-                }
-            }
-            200 => {
-                let length = answer.header(header::CONTENT_LENGTH);
-                if !length.is_empty() && length != total.to_string() {
-                    return Err(wrong(format!("{length} bytes, expected {total}")));
-                }
-                self.restart()?;
-            }
-            status => {
-                self.restart()?;
-                return Err(Failed::Again(format!("the server answered {status}")));
-            }
-        }
-        let mut body = answer.response.body_mut().as_reader();
-        let mut buffer = vec![0; STEP_BYTES];
-        loop {
-            report(Step::Bytes { done: self.size, total });
-            let count = match body.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Failed::Again(error.to_string())),
-            };
-            if self.size + count as u64 > total {
-                return Err(wrong(format!("more than {total} bytes")));
-            }
-            self.handle.write_all(&buffer[..count]).map_err(|source| self.failed(source))?;
-            self.size += count as u64;
-        }
-    }
-
-    fn restart(&mut self) -> Result<(), Failed> {
-        let emptied = self.handle.set_len(0).and_then(|()| self.handle.rewind());
-        emptied.map_err(|source| self.failed(source))?;
-        self.size = 0;
-        Ok(())
-    }
-
-    fn failed(&self, source: io::Error) -> Failed {
-        Failed::Final(DownloadError::Write { path: self.path.to_owned(), source })
-    }
+        DownloadEvent::Lost(bytes) => done.set(done.get() - bytes),
+        DownloadEvent::Retrying(problem) => report(Step::Retry(problem.to_owned())),
+    };
+    let expected = Expected { name: &pinned.file, size: total, checksum: &checksum };
+    Ok(shardpack_http::download(&client, &url, &expected, path, &observe)?)
 }
 
 /// Asks the index where a file is.
-fn find(client: &Client, page: &str, file: &str) -> Result<String, Failed> {
-    let mut answer = client.get(page, None)?;
-    let mut text = Vec::new();
-    let body = answer.response.body_mut().as_reader();
-    let read = body.take(MAX_PAGE_BYTES).read_to_end(&mut text);
-    read.map_err(|error| Failed::Again(error.to_string()))?;
-    index::find(&String::from_utf8_lossy(&text), &answer.url, file).ok_or_else(|| {
-        Failed::Final(DownloadError::Absent { url: shown(page), file: file.to_owned() })
+fn find(
+    client: &Client,
+    options: &DownloadOptions,
+    pinned: &Pinned,
+    retrying: &dyn Fn(&str),
+) -> Result<String, DownloadError> {
+    let page = format!("{}/{}/", options.index_url.trim_end_matches('/'), pinned.project);
+    let found = client.retry(&page, retrying, &mut |_| {
+        let mut answer = client.send(&Request::get(&page))?;
+        if answer.status() != 200 {
+            return Err(answer.refusal());
+        }
+        let text = answer.read(MAX_PAGE_BYTES)?;
+        Ok(index::find(&String::from_utf8_lossy(&text), &answer.url, &pinned.file))
+    })?;
+    found.ok_or_else(|| DownloadError::Absent {
+        url: without_password(&page),
+        file: pinned.file.clone(),
     })
 }

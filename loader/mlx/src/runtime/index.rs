@@ -2,6 +2,7 @@
 //! file is taken from them; hashes that they state are not believed.
 
 use serde::Deserialize;
+use shardpack_http::join;
 
 /// A project's page.
 #[derive(Deserialize)]
@@ -45,39 +46,6 @@ fn name(link: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
-/// Where a link on the page `from` leads.
-pub(super) fn join(from: &str, target: &str) -> Option<String> {
-    if target.starts_with("http://") || target.starts_with("https://") {
-        return Some(target.to_owned());
-    }
-    let (scheme, rest) = from.split_once("://")?;
-    let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (host, path) = rest.split_at(path);
-    if let Some(rest) = target.strip_prefix("//") {
-        return Some(format!("{scheme}://{rest}"));
-    }
-    if target.is_empty() {
-        return None;
-    }
-    let (relative, query) = target.find('?').map_or((target, ""), |at| target.split_at(at));
-    let mut parts: Vec<&str> = Vec::new();
-    if !relative.starts_with('/') {
-        let path = path.split(['?', '#']).next().unwrap_or_default();
-        parts.extend(path.trim_start_matches('/').split('/'));
-        parts.pop();
-    }
-    for part in relative.trim_start_matches('/').split('/') {
-        match part {
-            "." => {}
-            ".." => {
-                parts.pop();
-            }
-            part => parts.push(part),
-        }
-    }
-    Some(format!("{scheme}://{host}/{}{query}", parts.join("/")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,22 +70,5 @@ mod tests {
         for page in ["", "{", "{\"files\": 1}", "<a href=", "<a href=\"a-1.whl"] {
             assert_eq!(find(page, PAGE, "a-1.whl"), None, "{page}");
         }
-    }
-
-    #[test]
-    fn links_are_relative_to_their_page() {
-        let cases = [
-            ("x.whl", "https://mirror.example/root/simple/mlx-metal/x.whl"),
-            ("./x.whl", "https://mirror.example/root/simple/mlx-metal/x.whl"),
-            ("../x.whl", "https://mirror.example/root/simple/x.whl"),
-            ("../../../../../x.whl", "https://mirror.example/x.whl"),
-            ("/x.whl", "https://mirror.example/x.whl"),
-            ("//files.example/x.whl", "https://files.example/x.whl"),
-            ("http://files.example/x.whl", "http://files.example/x.whl"),
-        ];
-        for (target, expected) in cases {
-            assert_eq!(join(PAGE, target).as_deref(), Some(expected), "{target}");
-        }
-        assert_eq!(join("http://host", "x").as_deref(), Some("http://host/x"));
     }
 }

@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use shardpack_http::HttpError;
+
 use super::{
     DownloadError, DownloadOptions, LayerOrigin, MLX_VERSION, Platform,
     check::{CheckError, FileDigest, check, digest},
@@ -228,10 +230,14 @@ fn obtain(
     let path = partial(parent, wheel);
     match download(&pinned, &options.download, Pace::STANDARD, &path, report) {
         Ok(()) => Ok(ObtainedWheel { wheel, path }),
-        Err(DownloadError::Content { expected, found, .. }) => {
+        Err(DownloadError::Http(HttpError::Content { expected, found, .. })) => {
             Err(InstallError::Wheel { path: pinned.file.into(), expected, found })
         }
-        Err(error @ (DownloadError::Write { .. } | DownloadError::Busy(_))) => {
+        Err(
+            error @ (DownloadError::Write { .. }
+            | DownloadError::Http(HttpError::Write { .. })
+            | DownloadError::Busy(_)),
+        ) => {
             Err(InstallError::Fetch(error))
         }
         Err(download) => {

@@ -2,12 +2,12 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use sha2::{Digest, Sha256};
+use shardpack_http::Checksum;
 
 use super::{
     InstallError, LayerOrigin, Platform, Step,
     install::write_new,
-    program::{hex, run},
+    program::run,
 };
 use crate::table::ABI;
 
@@ -34,7 +34,9 @@ pub(super) struct Folders<'a> {
 
 /// Digest of the C layer's source: a runtime that was compiled from another one is not used.
 pub(crate) fn source_digest() -> String {
-    hex(&Sha256::digest(SOURCE.as_bytes()))
+    let (_, checksum) =
+        Checksum::sha256_of(&mut SOURCE.as_bytes()).expect("memory can always be read");
+    checksum.text()
 }
 
 /// Writes the embedded layer, or compiles one.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sha2::{Digest, Sha256};
+use shardpack_http::Checksum;
 
 use super::InstallError;
 
@@ -52,19 +52,6 @@ pub(super) fn run(
 
 /// SHA-256 of a file, in hex.
 pub(super) fn sha256_of(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(hex(&hasher.finalize()));
-        }
-        hasher.update(&buffer[..read]);
-    }
-}
-
-/// Bytes in hex.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    let (_, checksum) = Checksum::sha256_of(&mut File::open(path)?)?;
+    Ok(checksum.text())
 }

@@ -10,7 +10,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::checksum::{Checksum, Hasher};
+use crate::{Checksum, Hasher};
 
 /// Bytes of one read.
 const STEP_BYTES: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 1 << 20;
 const SYNC_BYTES: u64 = 64 << 20;
 
 /// A hasher that follows a writer.
-pub(super) struct Follower {
+pub(crate) struct Follower {
     written: Sender<u64>,
     /// The last size that was told.
     told: u64,
@@ -28,7 +28,7 @@ pub(super) struct Follower {
 
 impl Follower {
     /// Follows the writer of `file`, whose first `size` bytes are in `hasher`.
-    pub(super) fn start(file: File, hasher: Hasher, size: u64) -> io::Result<Self> {
+    pub(crate) fn start(file: File, hasher: Hasher, size: u64) -> io::Result<Self> {
         let (written, sizes) = channel();
         let follow = move || follow(&file, hasher, size, &sizes);
         let thread = thread::Builder::new().name("checksum".to_owned()).spawn(follow)?;
@@ -36,7 +36,7 @@ impl Follower {
     }
 
     /// Says that the file has `size` bytes by now.
-    pub(super) fn tell(&mut self, size: u64) {
+    pub(crate) fn tell(&mut self, size: u64) {
         if size - self.told >= STEP_BYTES {
             self.told = size;
             // It has ended if reading failed, which its end says.
@@ -45,7 +45,7 @@ impl Follower {
     }
 
     /// The checksum of the file's first `size` bytes, which are durable then.
-    pub(super) fn finish(self, size: u64) -> io::Result<Checksum> {
+    pub(crate) fn finish(self, size: u64) -> io::Result<Checksum> {
         let _ = self.written.send(size);
         drop(self.written);
         let hasher = self.thread.join().expect("hashing does not panic")?;
@@ -82,20 +82,13 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::hub::RepoFile;
 
     #[test]
     fn what_is_written_meanwhile_is_hashed_whole() {
         let bytes: Vec<u8> = (0..5_000_003_u32).map(|at| (at * 7 / 3) as u8).collect();
         for begun in [0, 1_000_001] {
             let mut file = tempfile::tempfile().unwrap();
-            let repo = RepoFile {
-                path: String::new(),
-                size: bytes.len() as u64,
-                oid: [0; 20],
-                sha256: Some([0; 32]),
-            };
-            let hasher = || Checksum::of(&repo).hasher(repo.size);
+            let hasher = || Checksum::Sha256([0; 32]).hasher(bytes.len() as u64);
             let mut whole = hasher();
             whole.update(&bytes);
             let mut first = hasher();

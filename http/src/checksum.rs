@@ -1,4 +1,4 @@
-//! What the hub states of a file's bytes: SHA-256 for large files, git's SHA-1 for the others.
+//! Checksums that servers state of a file's bytes: SHA-256, or git's SHA-1 (the hub's small files).
 
 use std::{
     fs::File,
@@ -8,46 +8,60 @@ use std::{
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
-use shardpack_formats::hex;
-
-use super::{HubError, RepoFile};
 
 /// Bytes of one read.
 const STEP_BYTES: usize = 1 << 20;
 
 /// The stated checksum of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Checksum {
+pub enum Checksum {
+    /// Of the bytes.
     Sha256([u8; 32]),
     /// Of the file as git stores it: behind a header with its size.
     Git([u8; 20]),
 }
 
 /// A checksum in the making.
-pub(super) enum Hasher {
+pub enum Hasher {
+    /// Of SHA-256.
     Sha256(Sha256),
+    /// Of git's SHA-1.
     Git(Sha1),
 }
 
 impl Checksum {
-    /// What the hub states of `file`.
-    pub(super) fn of(file: &RepoFile) -> Self {
-        match file.sha256 {
-            Some(digest) => Self::Sha256(digest),
-            None => Self::Git(file.oid),
+    /// A SHA-256 from 64 hex digits.
+    #[must_use]
+    pub fn sha256(hex: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        if hex.len() != 64 || !hex.is_ascii() {
+            return None;
         }
+        for (byte, at) in bytes.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
+        }
+        Some(Self::Sha256(bytes))
     }
 
-    /// Hex digits: the name of the file's bytes in the cache.
-    pub(super) fn text(&self) -> String {
+    /// The SHA-256 of what a reader has, and the number of its bytes.
+    pub fn sha256_of(reader: &mut dyn Read) -> io::Result<(u64, Self)> {
+        let mut hasher = Hasher::Sha256(Sha256::new());
+        let size = hasher.read_from(reader)?;
+        Ok((size, hasher.finish()))
+    }
+
+    /// Hex digits.
+    #[must_use]
+    pub fn text(&self) -> String {
         match self {
-            Self::Sha256(bytes) => hex::encode(bytes),
-            Self::Git(bytes) => hex::encode(bytes),
+            Self::Sha256(bytes) => hex(bytes),
+            Self::Git(bytes) => hex(bytes),
         }
     }
 
-    /// What it is called.
-    pub(super) const fn algorithm(&self) -> &'static str {
+    /// Name of the algorithm.
+    #[must_use]
+    pub const fn algorithm(&self) -> &'static str {
         match self {
             Self::Sha256(_) => "SHA-256",
             Self::Git(_) => "git SHA-1",
@@ -55,7 +69,8 @@ impl Checksum {
     }
 
     /// Begins to hash a file of `size` bytes.
-    pub(super) fn hasher(&self, size: u64) -> Hasher {
+    #[must_use]
+    pub fn hasher(&self, size: u64) -> Hasher {
         match self {
             Self::Sha256(_) => Hasher::Sha256(Sha256::new()),
             Self::Git(_) => Hasher::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
@@ -63,21 +78,20 @@ impl Checksum {
     }
 
     /// Whether the file at `path` has this size and checksum.
-    pub(super) fn matches(&self, path: &Path, size: u64) -> Result<bool, HubError> {
-        let read = |source| HubError::Write { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(read)?;
-        if file.metadata().map_err(read)?.len() != size {
+    pub fn matches(&self, path: &Path, size: u64) -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        if file.metadata()?.len() != size {
             return Ok(false);
         }
         let mut hasher = self.hasher(size);
-        hasher.read_from(&mut file).map_err(read)?;
+        hasher.read_from(&mut file)?;
         Ok(hasher.finish() == *self)
     }
 }
 
 impl Hasher {
     /// Adds bytes.
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    pub fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hasher) => hasher.update(bytes),
             Self::Git(hasher) => hasher.update(bytes),
@@ -85,7 +99,7 @@ impl Hasher {
     }
 
     /// Adds what a reader has left; returns how much it was.
-    pub(super) fn read_from(&mut self, reader: &mut impl Read) -> io::Result<u64> {
+    pub fn read_from(&mut self, reader: &mut dyn Read) -> io::Result<u64> {
         let mut buffer = vec![0; STEP_BYTES];
         let mut total = 0;
         loop {
@@ -102,10 +116,15 @@ impl Hasher {
     }
 
     /// The checksum of what was added.
-    pub(super) fn finish(self) -> Checksum {
+    #[must_use]
+    pub fn finish(self) -> Checksum {
         match self {
             Self::Sha256(hasher) => Checksum::Sha256(hasher.finalize().into()),
             Self::Git(hasher) => Checksum::Git(hasher.finalize().into()),
         }
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
