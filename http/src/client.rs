@@ -129,7 +129,10 @@ impl Answer {
         let status = self.status();
         if matches!(status, 408 | 429 | 500 | 502 | 503 | 504) {
             let problem = format!("the server answered {status}");
-            return Failed::Again { problem, after: self.header("retry-after").trim().parse().ok() };
+            return Failed::Again {
+                problem,
+                after: self.header("retry-after").trim().parse().ok(),
+            };
         }
         let (code, message) = (self.header("x-error-code"), self.header("x-error-message"));
         Failed::Final(HttpError::Status {
@@ -257,9 +260,8 @@ impl Client {
         if let Some(bearer) = self.options.bearer.as_ref().filter(|_| self.is_own(url)) {
             builder = builder.header(header::AUTHORIZATION, format!("Bearer {}", bearer.token));
         }
-        let unreadable = |path: &Path, source| {
-            Failed::Final(HttpError::Write { path: path.to_owned(), source })
-        };
+        let unreadable =
+            |path: &Path, source| Failed::Final(HttpError::Write { path: path.to_owned(), source });
         let mut source = match request.payload {
             Payload::Empty => Source::Bytes(&[]),
             Payload::Bytes(bytes) => {
@@ -277,7 +279,8 @@ impl Client {
         let agent = self.agent(uri);
         let patience = request.patience.unwrap_or(self.options.silence);
         let sent = if request.method == Method::Get {
-            let built = builder.body(()).map_err(|error| Failed::answer(&shown, error.to_string()))?;
+            let built =
+                builder.body(()).map_err(|error| Failed::answer(&shown, error.to_string()))?;
             agent.run(with_deadlines(agent, built, request.deadline, patience))
         } else {
             let body = SendBody::from_reader(&mut source);

@@ -144,7 +144,10 @@ impl<'a> Chat<'a> {
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let mut response = request.send_json(&body).context("the server does not answer")?;
+        let mut response = request
+            .content_type("application/json")
+            .send(body.to_string())
+            .context("the server does not answer")?;
         if response.status() != 200 {
             let text = response.body_mut().read_to_string().unwrap_or_default();
             let json: Value = serde_json::from_str(&text).unwrap_or_default();

@@ -92,7 +92,10 @@ impl ServerClient {
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let mut response = request.send_json(body).with_context(|| url.clone())?;
+        let mut response = request
+            .content_type("application/json")
+            .send(body.to_string())
+            .with_context(|| url.clone())?;
         let status = response.status().as_u16();
         let text = response.body_mut().read_to_string().with_context(|| url)?;
         self.answer(path, status, &text)

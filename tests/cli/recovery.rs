@@ -32,7 +32,11 @@ fn stream(url: &str) -> impl Iterator<Item = Value> + use<> {
         "messages": [{ "role": "user", "content": "John 3:16" }],
         "stream": true, "ignore_eos": true, "temperature": 0, "max_tokens": 250,
     });
-    let response = agent.post(format!("{url}/chat/completions")).send_json(&body).unwrap();
+    let response = agent
+        .post(format!("{url}/chat/completions"))
+        .content_type("application/json")
+        .send(body.to_string())
+        .unwrap();
     assert_eq!(response.status().as_u16(), 200);
     let lines = BufReader::new(response.into_body().into_reader()).lines();
     lines.map_while(Result::ok).filter_map(|line| {

@@ -225,7 +225,11 @@ fn a_server_fetches_a_further_model_for_ollamas_clients_and_deletes_it() {
         .http_status_as_error(false)
         .build()
         .into();
-    let mut reply = agent.post(&pull).send_json(json!({"model": "hf.co/org/model:8bit"})).unwrap();
+    let mut reply = agent
+        .post(&pull)
+        .content_type("application/json")
+        .send(json!({"model": "hf.co/org/model:8bit"}).to_string())
+        .unwrap();
     let lines = reply.body_mut().read_to_string().unwrap();
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.last(), Some(&json!({"status": "success"})), "{lines:?}");
@@ -245,7 +249,12 @@ fn a_server_fetches_a_further_model_for_ollamas_clients_and_deletes_it() {
     assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
     let remove = |name: &str| {
         let request = agent.delete(&delete).force_send_body();
-        request.send_json(json!({"model": name})).unwrap().status().as_u16()
+        request
+            .content_type("application/json")
+            .send(json!({"model": name}).to_string())
+            .unwrap()
+            .status()
+            .as_u16()
     };
     assert_eq!(remove("org/model:8bit"), 200);
     assert!(!store.join("org--model-8bit").exists());

@@ -36,7 +36,7 @@ fn get(url: &str, key: &str, route: &str) -> (u16, Value) {
     let url = url.replace("/v1", route);
     let request = agent().get(&url).header("authorization", format!("Bearer {key}"));
     let mut response = request.call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_json().unwrap())
+    (response.status().as_u16(), serde_json::from_reader(response.body_mut().as_reader()).unwrap())
 }
 
 fn body(stream: bool, tokens: u32) -> Value {
@@ -49,8 +49,8 @@ fn body(stream: bool, tokens: u32) -> Value {
 fn ask(url: &str, key: &str, body: &Value) -> (u16, Value) {
     let url = format!("{url}/chat/completions");
     let request = agent().post(&url).header("authorization", format!("Bearer {key}"));
-    let mut response = request.send_json(body).unwrap();
-    (response.status().as_u16(), response.body_mut().read_json().unwrap())
+    let mut response = request.content_type("application/json").send(body.to_string()).unwrap();
+    (response.status().as_u16(), serde_json::from_reader(response.body_mut().as_reader()).unwrap())
 }
 
 /// Begins a stream and reads its first bytes.

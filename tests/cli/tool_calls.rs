@@ -19,7 +19,8 @@ fn cases() -> Value {
 fn stream(url: &str, body: &Value) -> Vec<Value> {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().timeout_global(Some(Duration::from_mins(1))).build().into();
-    let mut response = agent.post(url).send_json(body).unwrap();
+    let mut response =
+        agent.post(url).content_type("application/json").send(body.to_string()).unwrap();
     let text = response.body_mut().read_to_string().unwrap();
     let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()

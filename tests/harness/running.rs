@@ -195,9 +195,10 @@ pub(crate) fn post(url: &str, body: &Value) -> (u16, Value) {
         .timeout_global(Some(TIMEOUT))
         .build()
         .into();
-    let mut response = agent.post(url).send_json(body).unwrap();
+    let mut response =
+        agent.post(url).content_type("application/json").send(body.to_string()).unwrap();
     let status = response.status().as_u16();
-    (status, response.body_mut().read_json().unwrap())
+    (status, serde_json::from_reader(response.body_mut().as_reader()).unwrap())
 }
 
 /// A page of a server: status and text.

@@ -148,10 +148,7 @@ impl Api {
 }
 
 /// Parses an answer.
-pub(super) fn parse<T: serde::de::DeserializeOwned>(
-    url: &str,
-    text: &[u8],
-) -> Result<T, HubError> {
+pub(super) fn parse<T: serde::de::DeserializeOwned>(url: &str, text: &[u8]) -> Result<T, HubError> {
     serde_json::from_slice(text).map_err(|error| HubError::Listing {
         url: url.to_owned(),
         source: ListingError::Json(error),

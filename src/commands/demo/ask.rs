@@ -41,7 +41,8 @@ pub(in crate::commands) fn ask(
     let started = Instant::now();
     let mut response = agent
         .post(format!("{url}/chat/completions"))
-        .send_json(body(model, question, true))
+        .content_type("application/json")
+        .send(body(model, question, true).to_string())
         .context("the server does not answer")?;
     if response.status() != 200 {
         bail!(

@@ -237,9 +237,7 @@ fn obtain(
             error @ (DownloadError::Write { .. }
             | DownloadError::Http(HttpError::Write { .. })
             | DownloadError::Busy(_)),
-        ) => {
-            Err(InstallError::Fetch(error))
-        }
+        ) => Err(InstallError::Fetch(error)),
         Err(download) => {
             report(Step::Pip(download.to_string()));
             let path = pip(wheel, options, staging, report)

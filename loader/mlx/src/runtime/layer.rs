@@ -4,11 +4,7 @@ use std::{path::Path, process::Command, time::Duration};
 
 use shardpack_http::Checksum;
 
-use super::{
-    InstallError, LayerOrigin, Platform, Step,
-    install::write_new,
-    program::run,
-};
+use super::{InstallError, LayerOrigin, Platform, Step, install::write_new, program::run};
 use crate::table::ABI;
 
 /// The C layer as one file; the kernels for Metal are texts in it (`build.rs`).

@@ -186,7 +186,10 @@ fn a_file_is_found_and_fetched_through_a_redirect() {
 
 #[test]
 fn a_cut_or_silent_connection_is_taken_up() {
-    assert_eq!(ranges(true, &[Reply::Cut(1000), Reply::Cut(500)]), [Some(0), Some(1000), Some(1500)]);
+    assert_eq!(
+        ranges(true, &[Reply::Cut(1000), Reply::Cut(500)]),
+        [Some(0), Some(1000), Some(1500)]
+    );
     assert_eq!(ranges(true, &[Reply::Silence(2000)]), [Some(0), Some(2000)]);
     let busy = [Reply::Status(503), Reply::Status(429)];
     assert_eq!(ranges(true, Vec::leak(busy.to_vec())), [Some(0), Some(0), Some(0)]);
@@ -230,7 +233,10 @@ fn a_network_that_fails_leaves_what_arrived() {
     );
     assert_eq!(left, Some(1000));
     let (error, _) = failure(&[Reply::Status(403)]);
-    assert!(matches!(&error, DownloadError::Http(HttpError::Status { status: 403, .. })), "{error}");
+    assert!(
+        matches!(&error, DownloadError::Http(HttpError::Status { status: 403, .. })),
+        "{error}"
+    );
 }
 
 #[test]
