@@ -7,9 +7,10 @@ use std::{
 };
 
 /// Folders and files that the program is compiled from.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "src",
     "formats",
+    "http",
     "manifests",
     "identity",
     "converter",

@@ -86,6 +86,9 @@ fn a_set_goes_to_the_hub_and_is_served_from_there() {
     assert!(pushed.status.success(), "{}", text(&pushed.stderr));
     let pushed: Value = serde_json::from_slice(&pushed.stdout).unwrap();
     assert_eq!(pushed["commit"], COMMIT);
+    // What the hub's store has is not sent again.
+    let again = hub.command(folder.path(), &push).env("HF_TOKEN", "writer").output().unwrap();
+    assert!(again.status.success(), "{}", text(&again.stderr));
     let store = folder.path().join("models");
     let command = |args: &[&str]| {
         let mut command = hub.command(folder.path(), args);
