@@ -22,17 +22,17 @@ releases=${SHARDPACK_RELEASES:-https://github.com/REPOSITORY/releases/download/v
 # Nothing in the files tells when they were made. Not exported: with every commit cargo would compile
 # ring, and all that stands on it, once more.
 time_of_files=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
-# Symbols are of use to a profiler alone; panics name their line without them.
-export CARGO_PROFILE_RELEASE_STRIP=symbols
 build_folder=${CARGO_TARGET_DIR:-$PWD/target}
-optimized=()
+# Symbols are of use to a profiler alone; panics name their line without them. Of the program only: in the whole
+# profile it would have every procedural macro and build script compiled once more, for this machine.
+settings=(--config 'profile.release.package.shardpack.strip="symbols"')
 compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
-    optimized=(--config profile.release.opt-level=0)
+    settings+=(--config profile.release.opt-level=0)
     for package in kernels formats converter; do
-        optimized+=(--config "profile.release.package.shardpack-$package.opt-level=1")
+        settings+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
-    optimized+=(--config profile.release.package.shardpack-kernels.codegen-units=16
+    settings+=(--config profile.release.package.shardpack-kernels.codegen-units=16
         --config profile.release.package.shardpack-formats.codegen-units=16)
     compression=--fast
 fi
@@ -64,7 +64,7 @@ for target in "${targets[@]}"; do
     else
         unset SHARDPACK_MLX_LAYER
     fi
-    cargo rustc --locked --release ${optimized[@]+"${optimized[@]}"} --target "$target" --bin shardpack -- "${link_arguments[@]}"
+    cargo rustc --locked --release "${settings[@]}" --target "$target" --bin shardpack -- "${link_arguments[@]}"
     archive "$target" "$build_folder/$target/release/shardpack"
     cargo metadata --format-version 1 --locked --filter-platform "$target" |
         python3 dist/sbom.py "$target" "$out/shardpack-$version-$target.cdx.json"

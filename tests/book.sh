@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the guide with mdBook. Where mdBook is not installed, pip fetches a pinned build of it into
-# target/; where that is not possible either, it is skipped: tests/cli/guide.rs checks pages, links and
-# commands without it. `cargo install mdbook --locked` takes minutes and is left to whoever wants it.
+# target/; where that is not possible either, it is skipped: tests/layering checks pages and links, and
+# tests/cli/guide.rs commands. `cargo install mdbook --locked` takes minutes and is left to whoever wants it.
 #
 #   tests/book.sh
 set -euo pipefail

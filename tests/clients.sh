@@ -4,11 +4,19 @@
 # Says what it skips and why; anything else that goes wrong is a failure.
 #
 #   tests/clients.sh [CLIENT…]    all without one; `agents` alone is quick
+#   tests/clients.sh --fetch [CLIENT…]    installs what they need, and ends
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/skip.sh
 source tests/environment.sh
-cargo build --release --quiet
+fetch=
+if [ "${1:-}" = --fetch ]; then
+    fetch=1
+    shift
+fi
+# check COMMAND…: runs it, unless packages are fetched only.
+check() { [ -n "$fetch" ] || "$@"; }
+check cargo build --release --quiet
 program=${CARGO_TARGET_DIR:-target}/release/shardpack
 base=$PWD/target/clients
 scripts=tests/interop/clients
@@ -40,40 +48,40 @@ agents() (
     environment "$base/agents" agents 'openai-agents==0.24.0' 'pydantic-ai-slim[openai,anthropic]==2.68.0' \
         'ollama==0.6.3'
     for script in openai_agents pydantic_agents ollama_package; do
-        "$base/agents/bin/python" "$scripts/$script.py" "$program"
+        check "$base/agents/bin/python" "$scripts/$script.py" "$program"
     done
 )
 langchain() (
     environment "$base/langchain" langchain 'langchain==1.5.2' 'langgraph==1.2.24' 'langchain-openai==1.7.4' \
         'langchain-anthropic==1.7.10' 'langchain-ollama==1.1.0'
-    "$base/langchain/bin/python" "$scripts/langchain_agents.py" "$program"
+    check "$base/langchain/bin/python" "$scripts/langchain_agents.py" "$program"
 )
 litellm() (
     environment "$base/litellm" litellm 'litellm==1.110.2'
-    "$base/litellm/bin/python" "$scripts/litellm_client.py" "$program"
+    check "$base/litellm/bin/python" "$scripts/litellm_client.py" "$program"
 )
 llm() (
     environment "$base/llm" llm 'llm==0.36'
-    "$base/llm/bin/python" "$scripts/llm_command.py" "$program" "$base/llm/bin/llm"
+    check "$base/llm/bin/python" "$scripts/llm_command.py" "$program" "$base/llm/bin/llm"
 )
 aider() (
     environment "$base/aider" aider 'aider-chat==0.86.2'
-    "$base/aider/bin/python" "$scripts/aider_edits.py" "$program" "$base/aider/bin/aider"
+    check "$base/aider/bin/python" "$scripts/aider_edits.py" "$program" "$base/aider/bin/aider"
 )
 lm_eval() (
     environment "$base/lm-eval" lm_eval 'lm-eval[api]==0.4.13'
-    "$base/lm-eval/bin/python" "$scripts/lm_eval_tasks.py" "$program" "$base/lm-eval/bin/lm_eval"
+    check "$base/lm-eval/bin/python" "$scripts/lm_eval_tasks.py" "$program" "$base/lm-eval/bin/lm_eval"
 )
 javascript() (
     npm_packages "$base/ai-sdk" 'ai@7.0.173' '@ai-sdk/openai@4.0.118' '@ai-sdk/openai-compatible@3.0.92' \
         '@ai-sdk/anthropic@4.0.105' 'zod@4.6.7'
     npm_packages "$base/ollama-js" 'ollama@0.6.4'
-    python3 "$scripts/javascript.py" "$program" "$(command -v node)" "$base/ai-sdk" "$base/ollama-js"
+    check python3 "$scripts/javascript.py" "$program" "$(command -v node)" "$base/ai-sdk" "$base/ollama-js"
 )
 # A coding agent: its name, its npm package, its program.
 coding_agent() {
     npm_packages "$base/$3" "$2"
-    python3 "$scripts/coding_agents.py" "$program" "$1" "$base/$3/node_modules/.bin/$3"
+    check python3 "$scripts/coding_agents.py" "$program" "$1" "$base/$3/node_modules/.bin/$3"
 }
 codex() (coding_agent Codex '@openai/codex@0.169.0' codex)
 claude_code() (coding_agent 'Claude Code' '@anthropic-ai/claude-code@2.1.332' claude)

@@ -3,33 +3,65 @@
 # with nothing but itself, the install script against good and bad archives, the program for macOS as
 # macOS reads it.
 #
-#   tests/dist.sh             builds x86-64 Linux and macOS, hardly optimized, and tests them
-#   tests/dist.sh FOLDER      tests what `just dist` has written, for every target that is there
+#   tests/dist.sh                   builds x86-64 Linux and macOS, hardly optimized, and tests them
+#   tests/dist.sh --build FOLDER    builds them, and ends
+#   tests/dist.sh FOLDER            tests what `just dist` or --build has written, for every target that is there
+#   tests/dist.sh --fetch           installs what all this needs, and ends
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/skip.sh
 source tests/skip.sh
+# shellcheck source=tests/environment.sh
+source tests/environment.sh
 [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || skip dist "a release is tested on Linux, x86-64"
 work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$work"' EXIT
 fail() { echo "tests/dist.sh: $1" >&2 && exit 1; }
-if [ $# = 0 ]; then
-    dist=$work/dist
+# build FOLDER: the release that is tested; made twice, it is the same.
+build() {
+    local targets=(x86_64-unknown-linux-musl aarch64-apple-darwin)
     # Level 0 compiles in a third of the time and is linked, packed and loaded as every other is.
     export SHARDPACK_DIST_UNOPTIMIZED=1
-    SHARDPACK_DIST=$dist dist/build.sh x86_64-unknown-linux-musl aarch64-apple-darwin
+    SHARDPACK_DIST=$1 dist/build.sh "${targets[@]}"
     # Everything is compiled now; packed again, it is the same.
-    SHARDPACK_DIST=$work/again dist/build.sh x86_64-unknown-linux-musl aarch64-apple-darwin >"$work/again.log" 2>&1
-    diff -r "$dist" "$work/again" || fail "packed twice, a release is not the same"
-else
-    dist=$(cd "$1" && pwd)
-fi
-(cd "$dist" && sha256sum --check --quiet SHA256SUMS)
+    if ! SHARDPACK_DIST=$work/again dist/build.sh "${targets[@]}" >"$work/again.log" 2>&1; then
+        cat "$work/again.log" >&2
+        fail "the release cannot be packed again"
+    fi
+    ! grep -q '^ *Compiling' "$work/again.log" || fail "packing again compiles: $(grep -m1 Compiling "$work/again.log")"
+    diff -r "$1" "$work/again" || fail "packed twice, a release is not the same"
+}
+# What tests/macho.py and the check of the bills of materials import. Without it the test fails: a release is not
+# published untested.
 tools=target/dist-tools
-[ -x "$tools/bin/python" ] || python3 -m venv "$tools"
-"$tools/bin/python" -c 'import lief, cyclonedx.validation.json, jsonschema' 2>/dev/null ||
-    "$tools/bin/python" -m pip install --quiet 'lief==1.0.0' 'cyclonedx-python-lib[json-validation]'
+python_tools() {
+    [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
+    "$tools/bin/python" -c 'import lief, cyclonedx.validation.json, jsonschema' 2>/dev/null ||
+        "$tools/bin/python" -m pip install --quiet 'lief==1.0.0' 'cyclonedx-python-lib[json-validation]'
+}
+dist=$work/dist
+case "${1:-}" in
+    --fetch)
+        # In shells of their own: each says for itself where its compiler is.
+        for target in x86_64-unknown-linux-musl aarch64-apple-darwin; do
+            # shellcheck source=dist/toolchain.sh
+            (source dist/toolchain.sh && use_target "$target")
+        done
+        python_tools
+        for program in curl wget; do command -v "$program" >/dev/null || debian "$program"; done
+        command -v shasum >/dev/null || debian perl
+        exit 0
+        ;;
+    --build)
+        build "$2"
+        exit 0
+        ;;
+    "") build "$dist" ;;
+    *) dist=$(cd "$1" && pwd) ;;
+esac
+(cd "$dist" && sha256sum --check --quiet SHA256SUMS)
+python_tools
 
 # unpack TARGET: the program of an archive, or nothing where the archive is not there.
 unpack() {
@@ -86,7 +118,7 @@ arm=$(unpack aarch64-unknown-linux-musl)
 if [ -n "$arm" ]; then
     check_elf "$arm"
     readelf -hW "$arm" | grep -q AArch64 || fail "$arm: not for aarch64"
-    command -v qemu-aarch64-static >/dev/null || { apt-get update -qq && apt-get install -y -qq qemu-user-static >/dev/null; }
+    command -v qemu-aarch64-static >/dev/null || debian qemu-user-static
     qemu-aarch64-static "$arm" --version
     timeout 120 qemu-aarch64-static "$arm" convert tests/data/kjv-4m -o "$work/arm-set" --bits 4 --nodes 2
     timeout 120 qemu-aarch64-static "$arm" verify "$work/arm-set"
@@ -157,7 +189,7 @@ test_install() {
         for name in ${has/:/ } sh uname mktemp rm cp mv mkdir chmod cat grep wc tar gzip cut env; do
             # shasum comes with perl; curl and wget are packages of their own.
             real=$(command -v "$name") ||
-                { apt-get install -y -qq "${name/shasum/perl}" >/dev/null && real=$(command -v "$name"); }
+                { debian "${name/shasum/perl}" && real=$(command -v "$name"); }
             ln -s "$real" "$path/$name"
         done
         rm -rf "$work/prefix"

@@ -1,4 +1,5 @@
-# Sourced by test scripts that need other people's Python software. Needs tests/skip.sh.
+# shellcheck shell=bash
+# Sourced by test scripts that need other people's software. Needs tests/skip.sh.
 
 # Makes the virtual environment "$1" with the packages "$3…" from PyPI, unless it has them already;
 # "$2" names a module that must be importable then.
@@ -15,4 +16,13 @@ environment() {
         skip pypi "$module: PyPI does not give it"
     }
     echo "$*" >"$venv/packages"
+}
+
+# debian PACKAGE...: installs Debian's packages, where that is allowed without asking anyone; else fails.
+debian() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+    timeout 300 apt-get update -qq >/dev/null || return 1
+    # Another test script may be installing, too.
+    DEBIAN_FRONTEND=noninteractive timeout 900 apt-get -o DPkg::Lock::Timeout=600 \
+        install -y -qq --no-install-recommends "$@" >/dev/null
 }

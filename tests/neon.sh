@@ -3,22 +3,26 @@
 # cross linker and qemu-user; installs Debian's where it may, else says what is missing and skips.
 #
 #   tests/neon.sh [arguments for cargo test]
+#   tests/neon.sh --fetch       installs what it needs, and ends
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/skip.sh
+source tests/environment.sh
 target=aarch64-unknown-linux-gnu
 case "$(uname -s)-$(uname -m)" in
-    *-aarch64 | *-arm64) exec cargo test --release -p shardpack-formats -p shardpack-kernels "$@" ;;
+    *-aarch64 | *-arm64)
+        [ "${1:-}" != --fetch ] || exit 0
+        exec cargo test --release -p shardpack-formats -p shardpack-kernels "$@"
+        ;;
     Linux-*) ;;
     *) skip qemu-user "qemu-user runs on Linux only" ;;
 esac
 linker=aarch64-linux-gnu-gcc
 have() { command -v "$linker" >/dev/null && command -v qemu-aarch64 >/dev/null; }
-if ! have && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq && apt-get install -y -qq gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null || true
-fi
+have || debian gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user || true
 have || skip qemu-user "needs $linker and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu qemu-user)"
 rustup target add "$target"
+[ "${1:-}" != --fetch ] || exit 0
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 # Not as one unit, which is compiled on one core: the emulator's time is not that of the loops.

@@ -1,24 +1,30 @@
 #!/usr/bin/env bash
 # Collectives over real RDMA verbs and a model that is served over them, in a virtual machine
 # (tests/rdma_vm.sh) with two devices.
+#
+#   tests/rdma.sh
+#   tests/rdma.sh --fetch       installs what it needs, and ends
 set -euo pipefail
 # shellcheck source=tests/rdma_vm.sh
 source "$(dirname "$0")/rdma_vm.sh"
 machine_ready
+[ "${1:-}" != --fetch ] || exit 0
 
-# program NAME ARGUMENT...: the test program that `cargo test ARGUMENT...` would run, as bin/NAME.
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
+# Of all crates, as `cargo test --release` builds them: of one crate alone, its dependencies would have fewer
+# features and be compiled once more.
+cargo test --release --lib --test rdma_machine --no-run --message-format=json >"$bin/built"
+# program NAME TARGET: the test program of a target, as bin/NAME.
 program() {
-    local name=$1 found
-    shift
-    found=$(cargo test --release -p shardpack-collectives "$@" --no-run --message-format=json |
-        grep -o '"executable":"[^"]*"' | tail -1 | cut -d'"' -f4)
+    local found
+    found=$(grep "\"name\":\"$2\"" "$bin/built" | grep -o '"executable":"[^"]*"' | tail -1 | cut -d'"' -f4) || true
+    [ -n "$found" ] || { echo "cargo built no tests of $2" >&2 && return 1; }
     # Symbols would be most of the machine's memory.
-    strip -o "$bin/$name" "$found" 2>/dev/null || cp "$found" "$bin/$name"
+    strip -o "$bin/$1" "$found" 2>/dev/null || cp "$found" "$bin/$1"
 }
-program links --lib
-program collectives --test rdma_machine
+program links shardpack_collectives
+program collectives rdma_machine
 
 # Nothing is skipped in there.
 machine -t 230 "$bin/links" "$bin/collectives" -- '

@@ -15,6 +15,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=tests/skip.sh
 source tests/skip.sh
+# shellcheck source=tests/environment.sh
+source tests/environment.sh
 machine=${SHARDPACK_RDMA_VM:-target/rdma-vm}
 libraries=/usr/lib/x86_64-linux-gnu
 
@@ -27,11 +29,7 @@ machine_ready() {
     done
     if [ -z "$have" ] || ! compgen -G "$libraries/libibverbs/librxe-rdmav*.so" >/dev/null; then
         local packages=(qemu-system-x86 busybox-static ibverbs-providers rdma-core iproute2 kmod cpio python3)
-        if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null ||
-            ! { timeout 300 apt-get update -qq &&
-                timeout 600 apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null; }; then
-            skip rdma-vm "needs Debian's packages: ${packages[*]}"
-        fi
+        debian "${packages[@]}" || skip rdma-vm "needs Debian's packages: ${packages[*]}"
     fi
     export PATH=$PATH:/usr/sbin:/sbin
     [ -s "$machine/vmlinux" ] && [ -d "$machine/unpacked/lib/modules" ] || machine_kernel || skip rdma-vm "Debian's kernel cannot be downloaded"

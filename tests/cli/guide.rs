@@ -1,5 +1,5 @@
-//! The guide and the pages around it: every command that can run here runs, every flag exists,
-//! every link resolves, and every message in the troubleshooting page is one that the code prints.
+//! The guide and the pages around it: every command that can run here runs, and every flag exists.
+//! `tests/layering/guide.rs` has what needs no program: links, places and messages.
 //!
 //! A shell block of `docs/guide` or README.md carries a mark behind its language:
 //!
@@ -13,13 +13,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     os::unix::{fs::symlink, process::CommandExt as _},
-    path::{Component, Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::ports::free_port;
+use crate::{
+    documents::{blocks, guide, root, shown},
+    ports::free_port,
+};
 
 /// Generous: the machine may be compiling something else.
 const TIMEOUT: Duration = Duration::from_mins(2);
@@ -27,138 +30,8 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 /// For a server to end when it is asked to; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why a block does not run here.
-const NEEDS: &[&str] = &["needs-mac", "needs-hub", "needs-machines", "needs-software"];
-
-/// Languages that a shell reads.
-const SHELLS: &[&str] = &["sh", "bash", "zsh", "shell", "console"];
-
 /// Ports of the pages; each run takes free ones in their place.
 const PORTS: &[u16] = &[8080, 8443, 7420, 7421];
-
-/// A fenced block of a page.
-struct Block {
-    line: usize,
-    /// What stands behind the fence: the language and its marks.
-    info: Vec<String>,
-    text: String,
-}
-
-impl Block {
-    fn is_shell(&self) -> bool {
-        SHELLS.contains(&self.info[0].as_str())
-    }
-
-    fn has(&self, mark: &str) -> bool {
-        self.info.iter().any(|it| it == mark)
-    }
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn book() -> PathBuf {
-    root().join("docs/guide/src")
-}
-
-/// Every Markdown file below a folder, in order.
-fn pages(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut waiting = vec![folder.to_owned()];
-    while let Some(directory) = waiting.pop() {
-        for entry in fs::read_dir(&directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                waiting.push(path);
-            } else if path.extension().is_some_and(|it| it == "md") {
-                found.push(path);
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-/// The pages whose commands are held: the guide's own (the reference has tests of its own), and
-/// README.md.
-fn guide() -> Vec<PathBuf> {
-    let reference = book().join("reference");
-    let mut found = pages(&book());
-    found.retain(|page| !page.starts_with(&reference));
-    found.push(root().join("README.md"));
-    found
-}
-
-fn shown(page: &Path) -> String {
-    page.strip_prefix(root()).unwrap_or(page).display().to_string()
-}
-
-/// The fenced blocks of a page.
-fn blocks(page: &Path) -> Vec<Block> {
-    let text = fs::read_to_string(page).unwrap();
-    let mut found: Vec<Block> = Vec::new();
-    let mut open = None;
-    for (line, text) in (1..).zip(text.lines()) {
-        let fence = text.trim_start().starts_with("```");
-        match (&mut open, fence) {
-            (None, true) => {
-                let info = text.trim_start().trim_start_matches('`');
-                let info = info.split(',').map(|it| it.trim().to_owned()).collect();
-                open = Some(Block { line, info, text: String::new() });
-            }
-            (None, false) => {}
-            (Some(_), true) => found.extend(open.take()),
-            (Some(block), false) => {
-                block.text.push_str(text);
-                block.text.push('\n');
-            }
-        }
-    }
-    assert!(open.is_none(), "{}: a block does not end", shown(page));
-    found
-}
-
-/// A page's text without its fenced blocks and code spans.
-fn prose(page: &Path) -> String {
-    let text = fs::read_to_string(page).unwrap();
-    let mut is_code = false;
-    let mut found = String::new();
-    for line in text.lines() {
-        if line.trim_start().starts_with("```") {
-            is_code = !is_code;
-        } else if !is_code {
-            // Every second part stands between backticks.
-            found.extend(line.split('`').step_by(2));
-            found.push('\n');
-        }
-    }
-    found
-}
-
-#[test]
-fn every_shell_block_says_whether_it_runs_here() {
-    let (mut tested, mut others) = (0, 0);
-    for page in guide() {
-        for block in blocks(&page) {
-            let place = format!("{}:{}", shown(&page), block.line);
-            assert!(!block.info[0].is_empty(), "{place}: a block without a language");
-            if !block.is_shell() {
-                continue;
-            }
-            let needs = NEEDS.iter().filter(|mark| block.has(mark)).count();
-            let marks = usize::from(block.has("test")) + needs;
-            assert_eq!(marks, 1, "{place}: write `sh,test`, or one of {NEEDS:?} and why");
-            let known = |it: &String| {
-                ["sh", "test", "background"].contains(&it.as_str()) || NEEDS.contains(&it.as_str())
-            };
-            assert!(block.info.iter().all(known), "{place}: unknown marks {:?}", block.info);
-            if block.has("test") { tested += 1 } else { others += 1 }
-        }
-    }
-    assert!(tested >= 30, "only {tested} blocks run here: was a mark lost?");
-    assert!(others >= 10, "only {others} blocks are marked as not running here");
-}
 
 #[test]
 fn every_command_that_can_run_here_runs() {
@@ -424,159 +297,4 @@ fn help(call: &[String], place: &str, helps: &mut BTreeMap<Vec<String>, String>)
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     helps.entry(call.to_vec()).or_insert_with(ask).clone()
-}
-
-#[test]
-fn every_link_resolves() {
-    let mut files = pages(&root().join("docs"));
-    files.extend(["README.md", "CONTRIBUTING.md"].map(|name| root().join(name)));
-    let mut checked = 0;
-    let mut broken = Vec::new();
-    for page in &files {
-        for link in links(&prose(page)) {
-            checked += 1;
-            if let Err(problem) = resolve(page, &link) {
-                broken.push(format!("{}: {link}: {problem}", shown(page)));
-            }
-        }
-    }
-    assert!(broken.is_empty(), "{}", broken.join("\n"));
-    assert!(checked >= 80, "only {checked} links were found");
-}
-
-/// The targets of a page's links and pictures, those of the web apart.
-fn links(prose: &str) -> Vec<String> {
-    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-    let is_web = |target: &&str| target.contains("://") || target.starts_with("mailto:");
-    targets.filter(|target| !is_web(target)).map(str::to_owned).collect()
-}
-
-fn resolve(page: &Path, link: &str) -> Result<(), String> {
-    let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-    let target =
-        if file.is_empty() { page.to_owned() } else { plain(&page.parent().unwrap().join(file)) };
-    if page.starts_with(book()) && !target.starts_with(book()) {
-        return Err("leaves the book".to_owned());
-    }
-    if !target.exists() {
-        return Err("no such file".to_owned());
-    }
-    if !anchor.is_empty() && !anchors(&target).contains(anchor) {
-        return Err("no such heading".to_owned());
-    }
-    Ok(())
-}
-
-/// A path without `.` and `..`.
-fn plain(path: &Path) -> PathBuf {
-    let mut found = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::CurDir => {}
-            Component::ParentDir => {
-                found.pop();
-            }
-            part => found.push(part),
-        }
-    }
-    found
-}
-
-/// The names by which a page's headings are linked to, as mdBook and code hosts make them.
-fn anchors(page: &Path) -> BTreeSet<String> {
-    let text = fs::read_to_string(page).unwrap();
-    let mut is_code = false;
-    let mut found = BTreeSet::new();
-    for line in text.lines() {
-        is_code ^= line.trim_start().starts_with("```");
-        let heading = line.trim_start_matches('#');
-        if is_code || heading.len() == line.len() || !heading.starts_with(' ') {
-            continue;
-        }
-        let kept = heading.trim().chars().filter_map(|it| match it {
-            ' ' => Some('-'),
-            '-' | '_' => Some(it),
-            it if it.is_alphanumeric() => Some(it),
-            _ => None,
-        });
-        let name = kept.collect::<String>().to_lowercase();
-        let mut numbered = name.clone();
-        for number in 1.. {
-            if found.insert(numbered) {
-                break;
-            }
-            numbered = format!("{name}-{number}");
-        }
-    }
-    found
-}
-
-#[test]
-fn every_place_for_a_contribution_exists() {
-    let mut pages = pages(&book().join("contributing"));
-    pages.push(root().join("CONTRIBUTING.md"));
-    let mut places = 0;
-    for page in &pages {
-        let text = fs::read_to_string(page).unwrap();
-        // Every second part stands between backticks.
-        for span in text.split('`').skip(1).step_by(2) {
-            let is_code = Path::new(span).extension().is_some_and(|it| it == "rs");
-            let is_path = span.contains('/') && (span.ends_with('/') || is_code);
-            if is_path && !span.contains(' ') {
-                places += 1;
-                assert!(root().join(span).exists(), "{}: there is no {span}", shown(page));
-            }
-        }
-    }
-    assert!(places >= 15, "only {places} places were found");
-}
-
-#[test]
-fn the_summary_names_every_page_once() {
-    let summary = book().join("SUMMARY.md");
-    let mut named: Vec<PathBuf> =
-        links(&prose(&summary)).iter().map(|link| book().join(link)).collect();
-    named.sort();
-    let mut there = pages(&book());
-    there.retain(|page| *page != summary);
-    let show = |pages: &[PathBuf]| pages.iter().map(|page| shown(page)).collect::<Vec<_>>();
-    assert_eq!(show(&named), show(&there));
-}
-
-#[test]
-fn every_message_in_troubleshooting_is_in_the_code() {
-    let page = book().join("operate/troubleshooting.md");
-    let mut code = String::new();
-    for folder in
-        ["src", "formats", "manifests", "converter", "transfer", "loader", "identity", "trust"]
-    {
-        read_code(&root().join(folder), &mut code);
-    }
-    let text = fs::read_to_string(&page).unwrap();
-    let mut messages = 0;
-    for line in text.lines().filter_map(|line| line.strip_prefix("### `")) {
-        let message = line.trim_end().trim_end_matches('`');
-        messages += 1;
-        for part in message.split('…').map(str::trim).filter(|part| part.len() > 3) {
-            assert!(code.contains(part), "no code says {part:?} (of {message:?})");
-        }
-    }
-    assert!(messages >= 30, "only {messages} messages are explained");
-}
-
-/// Adds all code below a folder, with strings on one line and without escapes.
-fn read_code(folder: &Path, code: &mut String) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for path in entries.map(|entry| entry.unwrap().path()) {
-        if path.is_dir() {
-            read_code(&path, code);
-        } else if path.extension().is_some_and(|it| it == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
-            for (index, piece) in text.split("\\\n").enumerate() {
-                let piece = if index == 0 { piece } else { piece.trim_start() };
-                code.push_str(&piece.replace("\\\"", "\""));
-            }
-            code.push('\n');
-        }
-    }
 }

@@ -13,6 +13,8 @@ mod custom_rules;
 mod demo;
 mod distillation;
 mod doctor;
+#[path = "../harness/documents.rs"]
+mod documents;
 mod eval;
 mod export;
 mod fairness;

@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::documents::root;
+
 /// A crate's folder, and its modules in layers, the lowest first. A module refers to modules of
 /// layers below its own, never to one of the same layer or above.
 const LAYERS: &[(&str, &[&[&str]])] = &[
@@ -359,7 +361,7 @@ struct Crate {
 
 impl Crate {
     fn read(folder: &str) -> Self {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("src");
+        let source = root().join(folder).join("src");
         let root = ["lib.rs", "main.rs"].map(|name| source.join(name));
         let root = root.iter().find(|path| path.is_file()).expect("a crate has a root");
         let root = read(root);
