@@ -24,7 +24,6 @@ const DUPLICATES: &[(&str, &str)] = &[
     ("rand", "tokenizers needs 0.9, proptest 0.10"),
     ("rand_core", "each of rand's versions needs its own"),
     ("syn", "zerocopy-derive and macros below tokenizers need 2"),
-    ("synstructure", "asn1-rs-derive needs 0.13"),
     ("windows-sys", "ring needs 0.52; only on Windows"),
 ];
 

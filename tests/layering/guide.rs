@@ -175,7 +175,7 @@ fn every_message_in_troubleshooting_is_in_the_code() {
     let page = book().join("operate/troubleshooting.md");
     let mut code = String::new();
     for folder in
-        ["src", "formats", "manifests", "converter", "transfer", "loader", "identity", "trust"]
+        ["src", "formats", "http", "manifests", "converter", "transfer", "loader", "identity"]
     {
         read_code(&root().join(folder), &mut code);
     }

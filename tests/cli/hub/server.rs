@@ -67,7 +67,8 @@ impl Hub {
 
     /// The repository has another commit, with these files.
     pub(crate) fn publish(&self, model: &Path, commit: &str) {
-        let repository = Repository { commit: commit.to_owned(), files: files(model), store: BTreeMap::new() };
+        let repository =
+            Repository { commit: commit.to_owned(), files: files(model), store: BTreeMap::new() };
         *self.repository.lock().unwrap() = repository;
     }
 
@@ -221,11 +222,7 @@ fn stored(store: &BTreeMap<String, BTreeMap<u64, Vec<u8>>>, oid: &str) -> Vec<u8
 }
 
 /// Git LFS's answer for one file: nothing to do, one request, or a request for each part.
-fn object_of(
-    asked: &Value,
-    host: &str,
-    store: &BTreeMap<String, BTreeMap<u64, Vec<u8>>>,
-) -> Value {
+fn object_of(asked: &Value, host: &str, store: &BTreeMap<String, BTreeMap<u64, Vec<u8>>>) -> Value {
     let (oid, size) = (asked["oid"].as_str().unwrap(), asked["size"].as_u64().unwrap() as usize);
     if store.contains_key(oid) {
         return json!({ "oid": oid, "size": size });
