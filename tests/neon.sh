@@ -25,9 +25,13 @@ rustup target add "$target"
 [ "${1:-}" != --fetch ] || exit 0
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
-# Not as one unit, which is compiled on one core: the emulator's time is not that of the loops.
-config=(--config profile.release.package.shardpack-kernels.codegen-units=16
-    --config profile.release.package.shardpack-formats.codegen-units=16)
+# Not as one unit, which is compiled on one core: the emulator's time is not that of the loops. What these crates
+# stand upon is not tested here, and optimized less.
+config=(--config profile.release.opt-level=1)
+for crate in kernels formats; do
+    config+=(--config "profile.release.package.shardpack-$crate.opt-level=3"
+        --config "profile.release.package.shardpack-$crate.codegen-units=16")
+done
 # Everything is compiled at once, which keeps all cores busy; what follows finds it done.
 cargo test "${config[@]}" --release --target "$target" -p shardpack-formats -p shardpack-kernels --lib --test goldens --no-run
 # What has code of its own for Arm. The rest decides nothing by platform, and the largest quality

@@ -26,17 +26,21 @@ crate_of() {
 }
 changed=$({ git diff --name-only "$base" && git ls-files --others --exclude-standard; } |
     while read -r file; do crate_of "$file"; done | sort -u)
-packages=() libraries=() programs=()
+packages=() targets=()
 for folder in $changed; do
     [ -e "$folder/Cargo.toml" ] || continue
     packages+=(-p "$(sed -n 's/^name = "\(.*\)"/\1/p' "$folder/Cargo.toml" | head -1)")
-    # The root is the program alone.
-    if [ "$folder" = . ]; then programs=(--bins); else libraries=(--lib); fi
+    # The root has no library; its tests are those of the program.
+    if [ "$folder" = . ]; then targets+=(--bins); else targets+=(--lib); fi
 done
 if [ ${#packages[@]} = 0 ]; then
     echo "no crate differs from $base"
     exit
 fi
 echo "changed since $base: ${packages[*]}"
-cargo clippy "${packages[@]}" --all-targets -- -D warnings
-cargo test --quiet "${packages[@]}" "${libraries[@]}" "${programs[@]}"
+# The root too, whose dependencies are everybody's: so these have the same features whatever has changed, and are
+# compiled once.
+cargo clippy -p shardpack "${packages[@]}" "${targets[@]}" -- -D warnings
+# With what is under `cfg(test)`.
+cargo clippy -p shardpack "${packages[@]}" "${targets[@]}" --profile test -- -D warnings
+cargo test --quiet -p shardpack "${packages[@]}" "${targets[@]}"
