@@ -34,6 +34,7 @@ mod models_on_nodes;
 #[path = "../package_set.rs"]
 mod package_set;
 mod pipeline_stages;
+#[path = "../harness/ports.rs"]
 mod ports;
 mod prompt_values;
 mod push;
