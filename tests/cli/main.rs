@@ -47,6 +47,8 @@ mod sandbox;
 mod scripted_engine;
 mod serve;
 mod server_stats;
+#[path = "../harness/sets.rs"]
+mod sets;
 mod several_models;
 mod signature;
 #[path = "../harness/skip.rs"]
