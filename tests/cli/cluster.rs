@@ -21,13 +21,15 @@ use tempfile::{TempDir, tempdir};
 
 use crate::{
     harness::{convert, fail, path, run, shardpack, succeed, text},
+    ports::free_port,
     recovery::lose,
-    running::{Running, ask},
+    running::{HANG, Running, ask},
+    sets::kjv_for_two,
     skip::skip,
 };
 
-/// Longer than any step may take.
-const LONG: Duration = Duration::from_secs(30);
+/// Only a test that hangs waits that long.
+const LONG: Duration = HANG;
 
 /// A cluster's folder and room for its nodes.
 pub(crate) struct Scene {
@@ -47,11 +49,13 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// A node that speaks TLS, joined or not.
+    /// A node that speaks TLS, joined or not. Its port on the loopback stays its own when it has ended, so that it or
+    /// another one may listen there again.
     pub(crate) fn start(&self, name: &str, options: &[&str]) -> Running {
         let store = self.store(name);
+        let own = format!("127.0.0.1:{}", free_port());
         let mut args = vec!["node", "--json", "--threads", "1", "--store", path(&store)];
-        args.extend(options);
+        args.extend(options.iter().map(|it| if *it == "127.0.0.1:0" { own.as_str() } else { *it }));
         Running::start(&args, None)
     }
 
@@ -105,7 +109,7 @@ fn token(node: &Running) -> String {
 }
 
 fn set(scene: &Scene) -> PathBuf {
-    convert("kjv-4m", &scene.store("set"), &["--nodes", "2"])
+    kjv_for_two(&scene.store("set"))
 }
 
 pub(crate) const TLS: [&str; 3] = ["--listen", "127.0.0.1:0", "--tls"];

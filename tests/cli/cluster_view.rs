@@ -5,20 +5,19 @@ use std::{
     collections::HashSet,
     path::PathBuf,
     process::{Command, Output},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 use crate::{
-    harness::{convert, path, run, shardpack, succeed, text},
-    running::{Running, ask, get},
+    harness::{path, run, shardpack, succeed, text},
+    running::{Running, ask, get, wait_until},
+    sets::kjv_for_two,
 };
 
 /// For what happens by itself, on a busy machine.
-const SOON: Duration = Duration::from_mins(1);
-
 /// Two nodes of this machine that hold a set, and a folder for the server's log.
 struct Scene {
     folder: TempDir,
@@ -29,7 +28,7 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let folder = tempdir().unwrap();
-        let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+        let set = kjv_for_two(&folder.path().join("set"));
         let nodes = ["store-0", "store-1"];
         let nodes = nodes.map(|store| Running::node(&folder.path().join(store), None)).into();
         let scene = Self { folder, set, nodes };
@@ -79,38 +78,16 @@ fn kill(process: u32) {
     assert!(Command::new("kill").args(["-KILL", &process.to_string()]).status().unwrap().success());
 }
 
-fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// A port on which nothing answers although connections come about, as of a machine that hangs.
-fn silent() -> std::net::TcpListener {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap()
-}
-
 #[test]
-fn status_tells_all_within_a_second_although_nodes_are_down() {
+fn status_tells_all_although_nodes_are_down() {
     let scene = Scene::new();
     let server = scene.serve();
-    let hanging = silent();
     let mut nodes = scene.addresses();
-    nodes.extend([hanging.local_addr().unwrap().to_string(), "127.0.0.1:1".to_owned()]);
+    nodes.push("127.0.0.1:1".to_owned());
     let options = ["--server", &server.url(), "--json"];
-    // The best of a few: the machine may be compiling something else.
-    let mut fastest = SOON;
-    let mut status = Value::Null;
-    for _ in 0..5 {
-        let begun = Instant::now();
-        let output = scene.view("status", &nodes, &options);
-        fastest = fastest.min(begun.elapsed());
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-        status = serde_json::from_slice(&output.stdout).unwrap();
-    }
-    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+    let output = scene.view("status", &nodes, &options);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(status["server"]["state"], "ready", "{status}");
     assert_eq!(status["server"]["stats"]["links"][0]["transport"], "tcp", "{status}");
     let members = status["members"].as_array().unwrap();
@@ -125,12 +102,11 @@ fn status_tells_all_within_a_second_although_nodes_are_down() {
         assert!(facts["disk_free_bytes"].as_u64().unwrap() > 0, "{member}");
         assert!(facts["machine"]["memory_total_bytes"].as_u64().unwrap() > 1 << 28, "{member}");
         assert_eq!(facts["build"].as_str().unwrap().len(), 16, "{member}");
-        assert!(member["clock_ahead_ms"].as_i64().unwrap().abs() < 1000, "{member}");
+        assert!(member["clock_ahead_ms"].is_i64(), "{member}");
         assert_eq!(member["packages"].as_array().unwrap().len(), 1, "{member}");
     }
     let problem = |index: usize| members[index]["problem"].as_str().unwrap();
-    assert!(problem(2).contains("no answer within 800 ms"), "{status}");
-    assert!(problem(3).contains("could not connect"), "{status}");
+    assert!(problem(2).contains("could not connect"), "{status}");
     // For people, the same.
     let output = scene.view("status", &nodes, &options[..2]);
     let shown = text(&output.stdout);
@@ -138,6 +114,20 @@ fn status_tells_all_within_a_second_although_nodes_are_down() {
         assert!(shown.contains(part), "{part}: {shown}");
     }
     assert!(text(&output.stderr).contains("127.0.0.1:1: not reached: "), "{output:?}");
+}
+
+#[test]
+fn a_node_that_hangs_is_not_waited_for() {
+    // Connections to it come about, and nothing answers.
+    let hanging = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = hanging.local_addr().unwrap().to_string();
+    let mut command = shardpack();
+    command.env_remove("SHARDPACK_GLANCE_MS").args(["cluster", "status", &address, "--json"]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let problem = status["members"][0]["problem"].as_str().unwrap();
+    assert!(problem.contains("no answer within 800 ms"), "{status}");
 }
 
 /// The same for people, of one kind, and since a moment ago.
@@ -165,7 +155,7 @@ fn events_tell_what_happened_to_a_killed_rank_in_order() {
     let victim = scene.nodes[1].children()[0];
     kill(victim);
     let options = ["--since", "10m"];
-    wait("the group is formed again", || {
+    wait_until("the group is formed again", || {
         let formed = |event: &Value| event["kind"] == "group_formed";
         let events = scene.json("events", &options);
         events["events"].as_array().unwrap().iter().filter(|event| formed(event)).count() == 2
@@ -174,7 +164,7 @@ fn events_tell_what_happened_to_a_killed_rank_in_order() {
     assert_eq!(server.terminate(), Some(0));
     let mut told = Value::Null;
     // The node sees its ranks end after their server.
-    wait("both ranks have ended", || {
+    wait_until("both ranks have ended", || {
         told = scene.json("events", &options);
         let ended = |event: &Value| event["kind"] == "rank_ended" || event["kind"] == "rank_failed";
         told["events"].as_array().unwrap().iter().filter(|event| ended(event)).count() == 3
@@ -299,7 +289,7 @@ fn the_network_is_told_by_pairs_tokens_and_ranks() {
         let args = ["cluster", "stats", "--network", "--server", &url];
         run(&[&args[..], options].concat())
     };
-    wait("ranks have told of their steps", || {
+    wait_until("ranks have told of their steps", || {
         ask(&server.url(), "John 3:16");
         let (_, text) = get(&server.url().replace("/v1", "/stats"));
         let stats: Value = serde_json::from_str(&text).unwrap();
@@ -352,7 +342,7 @@ fn check_exposition(text: &str) -> Vec<(String, String, f64)> {
 fn metrics_of_the_whole_cluster_parse() {
     let scene = Scene::new();
     let server = scene.serve();
-    wait("ranks have told of their memory", || {
+    wait_until("ranks have told of their memory", || {
         ask(&server.url(), "John 3:16");
         let (_, text) = get(&server.url().replace("/v1", "/metrics"));
         text.contains("shardpack_rank_step_seconds{") && text.contains("rank=\"1\"")

@@ -8,8 +8,9 @@ use shardpack_mlx::runtime;
 use tempfile::tempdir;
 
 use crate::{
-    harness::{convert, path, shardpack, succeed, text},
+    harness::{path, shardpack, succeed, text},
     running::Running,
+    sets::kjv_for_two,
     skip::mlx_runtime,
 };
 
@@ -144,7 +145,7 @@ fn the_self_test_compares_mlx_with_cpu() {
 #[test]
 fn doctor_asks_every_node_of_a_set() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let node = |rank| Running::node(&folder.path().join(format!("store-{rank}")), None);
     let nodes = [node(0), node(1)];
     let addresses = nodes.each_ref().map(Running::address).join(",");
@@ -178,7 +179,7 @@ fn doctor_asks_every_node_of_a_set() {
 #[test]
 fn the_cluster_s_doctor_asks_nodes_and_their_server() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let nodes = ["a", "b"].map(|store| Running::node(&folder.path().join(store), None));
     let [a, b] = nodes.each_ref().map(Running::address);
     let unheld = shardpack().args(["cluster", "doctor", &a, &b]).output().unwrap();

@@ -1,25 +1,19 @@
 //! Servers that nodes run: they outlive the controller's command, are started again, and stop when they
 //! are told to.
 
-use std::{
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
 use crate::{
     cluster::{Scene, TLS},
-    harness::{convert, fail, path, shardpack, succeed},
+    harness::{fail, path, shardpack, succeed},
     ports::free_port,
-    running::{ask, lives},
+    running::{ask, lives, wait_until},
+    sets::{kjv, kjv_for_two},
 };
 
-/// By when a front that ended must serve again.
-const AGAIN: Duration = Duration::from_secs(5);
-
-/// A port that is free at the moment.
+/// A port that is this test's alone.
 fn free_address() -> String {
     format!("127.0.0.1:{}", free_port())
 }
@@ -35,20 +29,14 @@ fn front(scene: &Scene) -> Value {
     fronts[0].clone()
 }
 
-/// Waits until the front of this address answers; how long it took.
-fn await_front(address: &str) -> Duration {
-    let begun = Instant::now();
+/// Waits until the front of this address answers.
+fn await_front(address: &str) {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().http_status_as_error(false).build().into();
-    while !agent
-        .get(format!("http://{address}/readyz"))
-        .call()
-        .is_ok_and(|response| response.status().as_u16() == 200)
-    {
-        assert!(begun.elapsed() < 12 * AGAIN, "{address} does not answer");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    begun.elapsed()
+    wait_until(&format!("{address} answers"), || {
+        let answer = agent.get(format!("http://{address}/readyz")).call();
+        answer.is_ok_and(|response| response.status().as_u16() == 200)
+    });
 }
 
 fn serve_on(scene: &Scene, set: &Path, address: &str, node: &str) -> Value {
@@ -59,7 +47,7 @@ fn serve_on(scene: &Scene, set: &Path, address: &str, node: &str) -> Value {
 #[test]
 fn a_node_serves_while_the_controller_is_away() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let [a, b] = scene.pair(&TLS);
     scene.push(&set);
     let address = free_address();
@@ -76,7 +64,7 @@ fn a_node_serves_while_the_controller_is_away() {
     // It ends, and its node starts it again; the ranks keep their weights.
     let rank_of_b = b.children();
     kill(process);
-    assert!(await_front(&address) < AGAIN);
+    await_front(&address);
     assert_eq!(ask(&url, "John 11:35"), "Jesus wept.");
     assert_eq!(b.children(), rank_of_b);
     let again = front(&scene);
@@ -105,7 +93,7 @@ fn a_node_serves_while_the_controller_is_away() {
 #[test]
 fn a_front_starts_again_with_its_node() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let [a, b] = scene.pair(&TLS);
     scene.push(&set);
     let address = free_address();
@@ -114,11 +102,7 @@ fn a_front_starts_again_with_its_node() {
     let listening = b.address();
     // The front ends with its node, whatever became of that.
     b.kill();
-    let begun = Instant::now();
-    while lives(front_process) {
-        assert!(begun.elapsed() < AGAIN, "the front ends with its node");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the front ends with its node", || !lives(front_process));
     let b = scene.start("b", &["--listen", &listening]);
     await_front(&address);
     let url = started["url"].as_str().unwrap();
@@ -133,7 +117,7 @@ fn a_front_starts_again_with_its_node() {
 #[test]
 fn a_node_without_the_set_serves_nothing() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let _nodes = scene.pair(&TLS);
     let choice = scene.choice();
     let serve = ["serve", path(&set), "--nodes", "a,b", "--listen", "127.0.0.1:0"];
@@ -148,7 +132,7 @@ fn a_node_without_the_set_serves_nothing() {
 #[test]
 fn a_detached_server_answers_after_its_command_has_ended() {
     let folder = tempfile::tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let set = kjv(&folder.path().join("set"));
     let mut command = shardpack();
     command.env("XDG_STATE_HOME", folder.path());
     command.args(["serve", path(&set), "--listen", "127.0.0.1:0", "--detach", "--json"]);
@@ -159,11 +143,7 @@ fn a_detached_server_answers_after_its_command_has_ended() {
     assert_eq!(ask(url, "John 11:35"), "Jesus wept.");
     let process = json["process"].as_u64().unwrap().to_string();
     assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
-    let begun = Instant::now();
-    while lives(process.parse().unwrap()) {
-        assert!(begun.elapsed() < 4 * AGAIN, "the server ends");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the server ends", || !lives(process.parse().unwrap()));
     let log = std::fs::read_to_string(json["log"].as_str().unwrap()).unwrap();
     assert!(!log.contains("error"), "{log}");
 }
@@ -213,10 +193,8 @@ fn silent_callers_leave_a_node_its_descriptors() {
         rustix::net::connect(&socket, &address).unwrap();
         silent.push(socket);
         if caller % 60 == 59 {
-            let begun = Instant::now();
             let status = scene.cluster(&["status"]);
             assert_eq!(status["members"][0]["reachable"], true, "{status}");
-            assert!(begun.elapsed() < AGAIN, "{:?}", begun.elapsed());
         }
     }
     assert_eq!(silent.len(), 300);

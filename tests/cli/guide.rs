@@ -19,13 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tempfile::TempDir;
+
 use crate::{
     documents::{blocks, guide, root, shown},
     ports::free_port,
+    running::HANG,
 };
-
-/// Generous: the machine may be compiling something else.
-const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// For a server to end when it is asked to; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
@@ -72,7 +72,8 @@ fn run_page(page: &Path) -> Result<(), String> {
     if !blocks.iter().any(|block| block.has("test")) {
         return Ok(());
     }
-    let folder = scene(page);
+    let scene = scene(page);
+    let folder = scene.path();
     let ports = free_ports();
     let mut running = Vec::new();
     let mut output = String::new();
@@ -81,11 +82,11 @@ fn run_page(page: &Path) -> Result<(), String> {
         if block.is_shell() && block.has("test") {
             let text = with_ports(&block.text, &ports);
             output = if block.has("background") {
-                let (child, output) = start(&folder, &text, &place)?;
+                let (child, output) = start(folder, &text, &place)?;
                 running.push(child);
                 output
             } else {
-                run(&folder, &text, &place)?
+                run(folder, &text, &place)?
             };
         } else if block.has("output") {
             let said = with_ports(&block.text, &ports);
@@ -98,7 +99,6 @@ fn run_page(page: &Path) -> Result<(), String> {
     }
     // Servers end before their folder does.
     drop(running);
-    let _ = fs::remove_dir_all(&folder);
     Ok(())
 }
 
@@ -110,16 +110,16 @@ fn free_ports() -> BTreeMap<u16, u16> {
 }
 
 /// An empty folder with the program on its path and the test data where a checkout has it.
-fn scene(page: &Path) -> PathBuf {
+fn scene(page: &Path) -> TempDir {
     let name = shown(page).replace(['/', '.'], "-");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guide").join(name);
-    let _ = fs::remove_dir_all(&folder);
+    let scene = tempfile::Builder::new().prefix(&name).tempdir().unwrap();
+    let folder = scene.path();
     for inner in ["bin", "tests", "home"] {
         fs::create_dir_all(folder.join(inner)).unwrap();
     }
     symlink(env!("CARGO_BIN_EXE_shardpack"), folder.join("bin/shardpack")).unwrap();
     symlink(root().join("tests/data"), folder.join("tests/data")).unwrap();
-    folder
+    scene
 }
 
 /// The block with free ports in place of its own.
@@ -167,7 +167,7 @@ fn shell(folder: &Path, text: &str, output: &Path) -> Child {
 fn run(folder: &Path, text: &str, place: &str) -> Result<String, String> {
     let path = folder.join("output");
     let mut child = Background(shell(folder, text, &path));
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + HANG;
     loop {
         let status = child.0.try_wait().unwrap();
         let output = || fs::read_to_string(&path).unwrap_or_default();
@@ -186,7 +186,7 @@ fn run(folder: &Path, text: &str, place: &str) -> Result<String, String> {
 fn start(folder: &Path, text: &str, place: &str) -> Result<(Background, String), String> {
     let path = folder.join(format!("output-{}", place.rsplit(':').next().unwrap_or_default()));
     let mut child = Background(shell(folder, text, &path));
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + HANG;
     loop {
         let output = fs::read_to_string(&path).unwrap_or_default();
         if output.contains(" at http") || output.contains("listening on ") {

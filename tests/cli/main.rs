@@ -36,6 +36,7 @@ mod models_on_nodes;
 #[path = "../package_set.rs"]
 mod package_set;
 mod pipeline_stages;
+#[path = "../harness/ports.rs"]
 mod ports;
 mod prompt_values;
 mod push;
@@ -48,6 +49,8 @@ mod sandbox;
 mod scripted_engine;
 mod serve;
 mod server_stats;
+#[path = "../harness/sets.rs"]
+mod sets;
 mod several_models;
 mod signature;
 #[path = "../harness/skip.rs"]

@@ -7,7 +7,8 @@ use shardpack_mlx::runtime;
 use tempfile::tempdir;
 
 use crate::{
-    harness::{convert, fail, path, run, shardpack, text},
+    harness::{fail, path, run, shardpack, text},
+    sets::{kjv, kjv_for_two},
     skip::{mlx_runtime, skip},
 };
 
@@ -25,7 +26,7 @@ fn a_missing_mlx_runtime_says_how_to_install_it() {
 #[test]
 fn a_damaged_runtime_is_refused_by_every_command() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let set = kjv(&folder.path().join("set"));
     let damaged = folder.path().join("engines").join(runtime::FOLDER);
     fs::create_dir_all(&damaged).unwrap();
     fs::write(damaged.join("runtime.json"), "{}").unwrap();
@@ -47,7 +48,7 @@ fn a_damaged_runtime_is_refused_by_every_command() {
 #[test]
 fn mlx_collectives_that_cannot_work_are_refused() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let refused = |options: &[&str], words: &[&str]| {
         let mut args = vec!["serve", path(&set), "--listen", "127.0.0.1:0"];
         args.extend(options);
@@ -95,7 +96,7 @@ fn jaccl_without_rdma_is_refused_by_name() {
         return skip("no-jaccl", "this machine may have JACCL");
     }
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let hosts = folder.path().join("hosts.json");
     let json = r#"[{"ips": ["127.0.0.1"], "rdma": [null, "rdma_en5"]},
                    {"ips": ["127.0.0.1"], "rdma": ["rdma_en5", null]}]"#;

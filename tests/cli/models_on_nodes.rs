@@ -1,27 +1,19 @@
 //! Several models over several nodes: each with a group of ranks of its own, loaded on demand within the
 //! memory of each node.
 
-use std::{
-    path::Path,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
     harness::{convert, fail, path, succeed},
-    running::{Running, get, lives, post},
+    running::{Running, get, lives, post, wait_until},
     several_models::{NAME, VERSE, WHO, sets},
 };
 
 #[cfg(target_os = "linux")]
 use crate::harness::data;
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_mins(1);
 
 fn node(folder: &Path, options: &[&str]) -> Running {
     let store = ["node", "--listen", "127.0.0.1:0", "--json", "--threads", "1", "--store"];
@@ -69,11 +61,9 @@ fn needs(server: &Running, model: &str) -> Vec<(String, u64)> {
 
 /// Waits until the nodes have taken note that their ranks have ended.
 fn await_no_ranks(nodes: &[Running]) {
-    let begun = Instant::now();
-    while nodes.iter().any(|node| !node.children().is_empty()) {
-        assert!(begun.elapsed() < LONG, "ranks end with their front");
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("ranks end with their front", || {
+        nodes.iter().all(|node| node.children().is_empty())
+    });
 }
 
 #[test]

@@ -24,17 +24,19 @@ use shardpack_transfer::protocol::{
     Timeouts, Wire,
 };
 use shardpack_transfer::push::{
-    Activation, NodeError, NodeProgress, OpenSet, PushMode, PushOptions, PushReport, Retries,
-    SharedFiles, Target, push,
+    Activation, NodeError, NodeProgress, OpenSet, PushEvent, PushMode, PushOptions, PushReport,
+    Retries, SharedFiles, Target, push,
 };
 use shardpack_transfer::receive::{
     Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
 };
 
 use crate::{
-    harness::{convert, files},
+    harness::files,
     package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
     ports::free_port,
+    running::HANG,
+    sets::kjv_for_two,
 };
 
 mod activation;
@@ -47,11 +49,14 @@ mod storage;
 mod streams;
 mod tap;
 
-/// Long enough for a loaded machine, short enough that a hang is seen.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Only a test that hangs waits that long.
+const TIMEOUT: Duration = HANG;
 
-const TIMEOUTS: Timeouts =
-    Timeouts { connect: TIMEOUT, idle: TIMEOUT, frame: TIMEOUT, progress: TIMEOUT };
+/// Longer than any test: no node and no push is too slow for the other.
+const TIMEOUTS: Timeouts = {
+    let never = Duration::from_hours(1000);
+    Timeouts { connect: never, idle: never, frame: never, progress: never }
+};
 
 const ALL: PushMode = PushMode::Send(Activation::WhenAllPrepared);
 
@@ -230,7 +235,7 @@ fn every_node_gets_its_own_package_as_a_copy_would_give_it() {
 #[test]
 fn converted_set_verifies_and_arrives_whole() {
     let directory = tempfile::tempdir().unwrap();
-    let set_dir = convert("kjv-4m", &directory.path().join("set"), &["--nodes", "2"]);
+    let set_dir = kjv_for_two(&directory.path().join("set"));
     let options = VerifyOptions { tensors: TensorCheck::Hash };
     let report = verify_set(&set_dir, options, &|_| {});
     let lines: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
@@ -625,21 +630,31 @@ fn node_that_works_for_ever_is_given_up_and_named() {
 }
 
 #[test]
-fn push_waits_for_an_earlier_one_that_fell_silent() {
+fn push_waits_for_an_earlier_one_to_end() {
     let scene = Scene::new(&SetPlan { ranks: 1, ..SetPlan::default() });
-    let timeouts = Timeouts { idle: Duration::from_secs(1), ..TIMEOUTS };
-    let node = TestNode::start_with(&scene.store(0), timeouts, |_, _| {});
+    let node = scene.node(0);
     let stream = TcpStream::connect(node.address).unwrap();
-    let mut silent =
+    let mut earlier =
         Wire::new(stream, |stream: &TcpStream, t| stream.set_read_timeout(Some(t)), TIMEOUTS);
-    silent.send(&Message::hello()).unwrap();
-    silent.receive().unwrap();
+    earlier.send(&Message::hello()).unwrap();
+    earlier.receive().unwrap();
     let read = |name: &str| fs::read(scene.set_dir().join(name)).unwrap();
     let (manifest, set) = (read("node-0/manifest.json"), read("set.json"));
     let offer = Offer { intent: Intent::Send, manifest, set, signature: Vec::new() };
-    silent.send(&Message::Offer(offer)).unwrap();
-    assert!(matches!(silent.receive().unwrap(), Message::Status { .. }));
-    let report = scene.push(&[node.address], ALL);
+    earlier.send(&Message::Offer(offer)).unwrap();
+    assert!(matches!(earlier.receive().unwrap(), Message::Status { .. }));
+    // It ends when the node says that the second one waits; one that falls silent is hung up on, as tests of the node
+    // show.
+    let earlier = Mutex::new(Some(earlier));
+    let targets = Target::in_rank_order(&[node.address.to_string()]);
+    let options = push_options(ALL, TIMEOUTS, 2, 1);
+    let report = push(&scene.opened(), &targets, &options, &|event| {
+        if matches!(event, PushEvent::Working { .. }) {
+            earlier.lock().unwrap().take();
+        }
+    })
+    .unwrap();
+    assert!(earlier.lock().unwrap().is_none(), "the second one waited");
     assert_eq!(progress(&report), [NodeProgress::Activated], "{}", error_of(&report, 0));
 }
 

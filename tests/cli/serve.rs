@@ -8,6 +8,7 @@ use tempfile::tempdir;
 use crate::{
     harness::{convert, data, fail, kill, path, paused, succeed},
     running::{Running, ask, get, lives, post},
+    sets::{kjv, kjv_for_two},
 };
 
 fn verses() -> BTreeMap<String, String> {
@@ -51,7 +52,7 @@ fn any_number_of_ranks_and_bits_serves() {
 #[test]
 fn pushed_packages_serve_from_running_nodes() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let nodes: Vec<Running> = (0..2)
         .map(|rank| Running::node(&folder.path().join(format!("store-{rank}")), None))
         .collect();
@@ -72,7 +73,7 @@ fn pushed_packages_serve_from_running_nodes() {
 #[test]
 fn requests_that_cannot_be_honoured_are_refused_by_name() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let set = kjv(&folder.path().join("set"));
     let server = Running::serve(&set, &[]);
     let url = format!("{}/chat/completions", server.url());
     let message = json!([{ "role": "user", "content": "John 3:16" }]);
@@ -171,7 +172,7 @@ fn replace(package: &std::path::Path, by: &std::path::Path) {
 #[test]
 fn a_killed_push_resumes() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let file = "model-00001-of-00001.safetensors";
     for point in [
         format!("push:chunk:1:{file}:0"),

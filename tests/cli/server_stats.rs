@@ -9,20 +9,17 @@ use serde_json::Value;
 use tempfile::tempdir;
 
 use crate::{
-    harness::convert,
-    running::{Running, ask, get},
+    running::{HANG, Running, ask, get},
+    sets::kjv_for_two,
 };
-
-/// Ranks speak of themselves once a second.
-const SOON: Duration = Duration::from_secs(30);
 
 #[test]
 fn every_rank_reports_memory_step_time_and_all_reduce_time() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let server = Running::serve(&set, &[]);
     let stats = server.url().replace("/v1", "/stats");
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + HANG;
     loop {
         ask(&server.url(), "John 3:16");
         let (status, text) = get(&stats);

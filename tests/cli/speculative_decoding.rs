@@ -1,20 +1,15 @@
 //! Speculative decoding through the server: the same answers with draft tokens, whether they come from
 //! a prediction, from the prompt or from a draft model.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
     harness::{convert, copy_folder, data, fail, path, succeed},
-    running::{Running, get, post},
+    running::{Running, get, post, wait_until},
+    sets::{kjv, kjv_for_two},
 };
 
 /// The choices of an answer, and its usage.
@@ -33,7 +28,7 @@ fn counter(server: &Running, name: &str) -> f64 {
 #[test]
 fn a_server_answers_the_same_with_speculative_decoding() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let [off, auto] =
         ["off", "auto"].map(|when| Running::serve(&set, &["--speculate", when, "--threads", "1"]));
     let body = |question: &str, more: Value| {
@@ -73,11 +68,7 @@ fn a_server_answers_the_same_with_speculative_decoding() {
     assert_eq!(details["accepted_prediction_tokens"], usage["completion_tokens"], "{usage}");
     assert_eq!(details["rejected_prediction_tokens"], 0, "{usage}");
     // Ranks say once a second what they have done.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while counter(&auto, "shardpack_accepted_draft_tokens") < 20.0 {
-        assert!(Instant::now() < deadline, "drafts are counted");
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("drafts are counted", || counter(&auto, "shardpack_accepted_draft_tokens") >= 20.0);
     assert!(counter(&off, "shardpack_draft_tokens") < 0.5);
     for (prediction, part) in [(json!({"type": "other"}), "other"), (json!({}), "content")] {
         let body = body("John 11:35", json!({"prediction": prediction}));
@@ -148,11 +139,9 @@ fn a_server_answers_the_same_with_a_draft_model() {
         assert_eq!(ask(&drafted, &body).0, ask(&plain, &body).0, "{question}");
     }
     // Ranks say once a second what they have done.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while counter(&drafted, "shardpack_accepted_draft_tokens") < 1.0 {
-        assert!(Instant::now() < deadline, "drafts are counted");
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("drafts are counted", || {
+        counter(&drafted, "shardpack_accepted_draft_tokens") >= 1.0
+    });
 }
 
 #[test]
@@ -208,7 +197,7 @@ fn turn_tokens(file: &Path) {
 #[test]
 fn bench_reports_acceptance_rates() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let set = kjv(&folder.path().join("set"));
     let load = ["--contexts", "16", "--batches", "1", "--generate", "40", "--threads", "1"];
     let args = [&["bench", path(&set), "--json"][..], &load].concat();
     let plain: Value = serde_json::from_str(&succeed(&args)).unwrap();

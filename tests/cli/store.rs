@@ -1,6 +1,6 @@
 //! Models that are converted when they are needed, and package sets of the hub.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -8,7 +8,7 @@ use tempfile::tempdir;
 use crate::{
     harness::{data, files, path, succeed, text},
     hub::server::{COMMIT, Hub},
-    running::{Running, ask, post},
+    running::{HANG, Running, ask, post},
 };
 
 #[test]
@@ -224,7 +224,7 @@ fn a_server_fetches_a_further_model_for_ollamas_clients_and_deletes_it() {
     let pull = server.url().replace("/v1", "/api/pull");
     let delete = server.url().replace("/v1", "/api/delete");
     let agent: ureq::Agent = ureq::Agent::config_builder()
-        .timeout_global(Some(Duration::from_mins(1)))
+        .timeout_global(Some(HANG))
         .http_status_as_error(false)
         .build()
         .into();

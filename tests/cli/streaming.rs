@@ -6,9 +6,10 @@ use serde_json::Value;
 
 use crate::{
     cluster::{Scene, TLS},
-    harness::{convert, fail, path},
+    harness::{fail, path},
     recovery::lose,
     running::{Running, ask},
+    sets::kjv_for_two,
 };
 
 /// Bytes of the files below a folder.
@@ -23,7 +24,7 @@ fn bytes_below(folder: &Path) -> u64 {
 #[test]
 fn nodes_without_packages_serve_and_lose_ranks_inside_tls() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let nodes = scene.pair(&TLS);
     let options = [&["--nodes", "a,b", "--stream"], &scene.choice()[..]].concat();
     let server = Running::serve(&set, &options);
@@ -59,7 +60,7 @@ fn nodes_without_packages_serve_and_lose_ranks_inside_tls() {
 #[test]
 fn a_set_that_is_damaged_at_its_source_is_named_and_not_served() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let nodes = [Running::node(&scene.store("a"), None), Running::node(&scene.store("b"), None)];
     let to = nodes.each_ref().map(Running::address).join(",");
     let weights = set.join("node-1/model-00001-of-00001.safetensors");
@@ -72,7 +73,7 @@ fn a_set_that_is_damaged_at_its_source_is_named_and_not_served() {
     assert!(error.contains("rank 1") && error.contains("the package is damaged"), "{error}");
     assert!(error.contains(r#"file "model-00001-of-00001.safetensors""#), "{error}");
     // Nothing is left that would hold the nodes.
-    let whole = convert("kjv-4m", &scene.store("whole"), &["--nodes", "2"]);
+    let whole = kjv_for_two(&scene.store("whole"));
     let server = Running::serve(&whole, &["--nodes", &to, "--stream"]);
     assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
     assert_eq!(server.terminate(), Some(0));
@@ -81,7 +82,7 @@ fn a_set_that_is_damaged_at_its_source_is_named_and_not_served() {
 #[test]
 fn streaming_needs_nodes() {
     let folder = tempfile::tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let error = fail(2, &["serve", path(&set), "--stream"]);
     assert!(error.contains("required arguments were not provided"), "{error}");
 }

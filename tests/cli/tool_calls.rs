@@ -1,14 +1,14 @@
 //! Calls of tools over the whole way: a trained model at four bits on two ranks, asked as clients
 //! ask.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
     harness::{convert, data},
-    running::{Running, post},
+    running::{HANG, Running, post},
 };
 
 fn cases() -> Value {
@@ -18,7 +18,7 @@ fn cases() -> Value {
 /// The events of a streamed answer.
 fn stream(url: &str, body: &Value) -> Vec<Value> {
     let agent: ureq::Agent =
-        ureq::Agent::config_builder().timeout_global(Some(Duration::from_mins(1))).build().into();
+        ureq::Agent::config_builder().timeout_global(Some(HANG)).build().into();
     let mut response =
         agent.post(url).content_type("application/json").send(body.to_string()).unwrap();
     let text = response.body_mut().read_to_string().unwrap();

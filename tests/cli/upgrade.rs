@@ -15,8 +15,9 @@ use shardpack_transfer::{protocol::Timeouts, receive::NodeClient};
 
 use crate::{
     cluster::{Scene, TLS},
-    harness::{convert, path, run, text},
+    harness::{path, run, text},
     running::{Running, ask, lives},
+    sets::kjv_for_two,
 };
 
 /// A node with a program of its own.
@@ -135,7 +136,7 @@ fn nodes_go_over_to_another_program_one_by_one_and_keep_process_and_port() {
 #[test]
 fn ranks_that_serve_hold_up_an_upgrade_and_a_forced_one_is_survived() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&scene.store("set"));
     let nodes = ["a", "b"].map(|name| Upgradable::start(&scene, name, None));
     scene.push(&set);
     let server = Running::serve(&set, &[&["--nodes", "a,b"], &scene.choice()[..]].concat());

@@ -5,14 +5,17 @@ use std::{fs, path::Path};
 use serde_json::Value;
 use tempfile::tempdir;
 
-use crate::harness::{convert, path, run, succeed, text};
+use crate::{
+    harness::{convert, path, run, succeed, text},
+    sets::kjv_for_two,
+};
 
 const OWN: &str = "model-00001-of-00001.safetensors";
 
 /// Damages a set, verifies it (and the damaged package), and expects these words.
 fn check(damage: impl Fn(&Path), words: &[&str]) {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     let package = set.join("node-1");
     damage(&package);
     for target in [&set, &package] {
@@ -77,7 +80,7 @@ fn a_changed_manifest_is_reported() {
         fs::write(file, text).unwrap();
     };
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let set = kjv_for_two(&folder.path().join("set"));
     change(&set.join("node-1"));
     let output = run(&["verify", path(&set)]);
     assert_eq!(output.status.code(), Some(1));

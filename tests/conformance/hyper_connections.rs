@@ -58,7 +58,7 @@ fn sums(model: &str) -> [u64; 2] {
         let model = Model::load(package, &backend).unwrap();
         let mut cache = backend.cache(&model.cache_shape(), &[]);
         let group = CountedGroup::new(group.as_ref());
-        let ranks = Ranks::all(&group, Duration::from_mins(1));
+        let ranks = Ranks::all(&group, Duration::from_mins(10));
         let step = || model.forward(&backend, batch, &mut [&mut cache], &ranks).map(|_| ());
         backend.run(step).unwrap();
         group.observer().take().all_reduces

@@ -24,6 +24,8 @@ mod moe_families;
 mod other_families;
 mod other_layouts;
 mod pipeline_stages;
+#[path = "../harness/ports.rs"]
+mod ports;
 mod quantization_error;
 mod reference_models;
 #[path = "../harness/skip.rs"]

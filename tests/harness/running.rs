@@ -13,8 +13,17 @@ use serde_json::Value;
 
 use crate::harness::{path, shardpack};
 
-/// Generous: the machine may be compiling something else.
-const TIMEOUT: Duration = Duration::from_mins(1);
+/// Only a test that hangs waits that long.
+pub(crate) const HANG: Duration = Duration::from_mins(10);
+
+/// Waits for what nothing announces.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + HANG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
 
 /// A process of the program, killed when dropped.
 pub(crate) struct Running {
@@ -40,7 +49,7 @@ impl Running {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = read_lines(child.stdout.take().unwrap());
         let errors = read_lines(child.stderr.take().unwrap());
-        let Ok(line) = lines.recv_timeout(TIMEOUT) else {
+        let Ok(line) = lines.recv_timeout(HANG) else {
             let _ = child.kill();
             let _ = child.wait();
             panic!("{command:?} did not come up: {:?}", errors.iter().collect::<Vec<_>>());
@@ -84,7 +93,7 @@ impl Running {
 
     /// Waits for a line on standard error that contains `text`.
     pub(crate) fn wait_for(&self, text: &str) {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + HANG;
         let mut seen = Vec::new();
         loop {
             match self.errors.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -112,14 +121,12 @@ impl Running {
 
     /// Waits for the process's end.
     pub(crate) fn exit_code(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "the process does not end");
-            thread::sleep(Duration::from_millis(10));
-        }
+        let mut ended = None;
+        wait_until("the process ends", || {
+            ended = self.child.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.and_then(|status| status.code())
     }
 
     /// Its process id, to be sent signals.
@@ -192,7 +199,7 @@ fn read_lines(from: impl std::io::Read + Send + 'static) -> mpsc::Receiver<Strin
 pub(crate) fn post(url: &str, body: &Value) -> (u16, Value) {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
+        .timeout_global(Some(HANG))
         .build()
         .into();
     let mut response =
@@ -205,7 +212,7 @@ pub(crate) fn post(url: &str, body: &Value) -> (u16, Value) {
 pub(crate) fn get(url: &str) -> (u16, String) {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
+        .timeout_global(Some(HANG))
         .build()
         .into();
     let mut response = agent.get(url).call().unwrap();

@@ -9,7 +9,7 @@ use std::{
     fmt,
     io::{self, ErrorKind, Read, Write as _},
     net::TcpStream,
-    sync::mpsc::{Receiver, RecvTimeoutError},
+    sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     thread,
     time::Duration,
 };
@@ -223,9 +223,9 @@ pub(super) fn form(
     plan: &GroupPlan,
     mailbox: &mut Mailbox,
     maker: &mut LinkMaker,
-    superseded: &dyn Fn() -> bool,
+    (timeout, superseded): (Duration, &dyn Fn() -> bool),
 ) -> Result<LinkedGroup, FormError> {
-    let limit = FormDeadline { deadline: Deadline::after(FORM_TIMEOUT), superseded };
+    let limit = FormDeadline { deadline: Deadline::after(timeout), superseded };
     let (epoch, peers) = (plan.epoch, plan.peers.as_slice());
     if peers.len() != me.ranks as usize || me.ranks > MAX_RANKS {
         return Err(FormError::Ranks { expected: me.ranks, found: peers.len() });
@@ -255,8 +255,8 @@ pub(super) fn form(
 }
 
 /// Waits until every rank has its end of the group, and measures its links.
-pub(super) fn rendezvous(group: &LinkedGroup) -> Result<(), FormError> {
-    let deadline = Deadline::after(FORM_TIMEOUT);
+pub(super) fn rendezvous(group: &LinkedGroup, timeout: Duration) -> Result<(), FormError> {
+    let deadline = Deadline::after(timeout);
     group.barrier(deadline)?;
     Ok(group.measure(deadline)?)
 }
@@ -418,10 +418,17 @@ impl Mailbox {
             return self.early.remove(index);
         }
         loop {
-            let next = match self.receiver.recv_timeout(limit.slice(POLL_INTERVAL)?) {
+            let next = match self.receiver.try_recv() {
                 Ok(next) => next,
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(TryRecvError::Disconnected) => return None,
+                // What has come counts, even where the deadline passed meanwhile.
+                Err(TryRecvError::Empty) => {
+                    match self.receiver.recv_timeout(limit.slice(POLL_INTERVAL)?) {
+                        Ok(next) => next,
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        Err(RecvTimeoutError::Disconnected) => return None,
+                    }
+                }
             };
             match next.epoch().cmp(&epoch) {
                 std::cmp::Ordering::Less => {}

@@ -31,7 +31,7 @@ use super::{
     acceptor::{Acceptor, refuse},
     identity::Identity,
     links::LinkMaker,
-    mesh::{MAX_WAITING_PEERS, Mailbox, PeerConnection},
+    mesh::{self, MAX_WAITING_PEERS, Mailbox, PeerConnection},
     message::{FromRank, Hello, LOWEST_PROTOCOL, PROTOCOL, Progress, ToRank, common_protocol},
     token::Token,
     vitals::StepStats,
@@ -39,6 +39,8 @@ use super::{
 };
 use commands::{Command, CommandSender, Rejected};
 use front::Front;
+#[cfg(test)]
+pub(super) use step_watch::MEASURED;
 use step_watch::{Overdue, StepWatch};
 use worker::{CurrentGroup, Worker};
 
@@ -80,6 +82,8 @@ pub struct RankOptions {
     pub on_front: fn(bool),
     /// Bytes of one token's hidden vector, the message that ranks exchange most.
     pub vector_bytes: usize,
+    /// For the ranks to connect to each other.
+    pub form_timeout: Duration,
     /// How long any step may take; longer ones are judged by the slowest before.
     pub step_timeout: Duration,
     /// Takes the front's connections on which the package comes, where the rank has none on its disk.
@@ -105,6 +109,7 @@ impl Default for RankOptions {
             keep: Duration::ZERO,
             on_front: |_| (),
             vector_bytes: COMMON_VECTOR_BYTES,
+            form_timeout: mesh::FORM_TIMEOUT,
             step_timeout: STEP_TIMEOUT,
             weights: None,
         }
@@ -192,6 +197,7 @@ where
         keep,
         on_front,
         vector_bytes,
+        form_timeout,
         step_timeout,
         weights,
     } = options;
@@ -213,6 +219,7 @@ where
         current: Arc::clone(&current),
         stats: Arc::clone(&stats),
         watch: Arc::clone(&watch),
+        form_timeout,
     };
     let identity = worker.identity.clone();
     let mut fronts = Fronts {
@@ -235,6 +242,30 @@ where
     };
     front.leave();
     result
+}
+
+/// Heartbeats of this rank since the front said something.
+struct FrontSilence {
+    ticks: u32,
+    most: Duration,
+}
+
+impl FrontSilence {
+    const fn new(most: Duration) -> Self {
+        Self { ticks: 0, most }
+    }
+
+    /// A heartbeat of this rank's; how long the front has been silent, where that is too long.
+    fn tick(&mut self) -> Option<Duration> {
+        self.ticks += 1;
+        let waited = ALIVE_INTERVAL * self.ticks;
+        (waited >= self.most).then_some(waited)
+    }
+
+    /// The front has said something.
+    const fn end(&mut self) {
+        self.ticks = 0;
+    }
 }
 
 /// The fronts of a rank, one at a time.
@@ -434,15 +465,13 @@ impl Fronts<'_> {
         let mut next_alive = Instant::now() + ALIVE_INTERVAL;
         // Looking for sensors takes a moment on some machines; nobody waits for it.
         let mut sensors = None;
-        let mut silent_ticks = 0;
+        let mut silence = FrontSilence::new(self.front_silence);
         let mut ticks = 0_u32;
         loop {
             let left = next_alive.saturating_duration_since(Instant::now());
             let message = match self.received.recv_timeout(left) {
                 Err(RecvTimeoutError::Timeout) => {
-                    silent_ticks += 1;
-                    let waited = ALIVE_INTERVAL * silent_ticks;
-                    if waited >= self.front_silence {
+                    if let Some(waited) = silence.tick() {
                         return Some(Err(RankError::FrontSilent { waited }));
                     }
                     if let Some(Overdue { taken, slowest }) = self.watch.overdue() {
@@ -479,7 +508,7 @@ impl Fronts<'_> {
             };
             let command = match message {
                 ToRank::Alive => {
-                    silent_ticks = 0;
+                    silence.end();
                     continue;
                 }
                 ToRank::Shutdown => return None,
@@ -515,5 +544,21 @@ fn wait_for_worker(events: &Receiver<RankThreadEvent>) -> Result<(), RankError> 
             Ok(RankThreadEvent::WorkerDone(_)) | Err(_) => return Ok(()),
             Ok(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_front_is_silent_by_this_ranks_own_heartbeats_since_its_last_word() {
+        let mut silence = FrontSilence::new(ALIVE_INTERVAL * 4);
+        for _ in 0..10 {
+            assert_eq!([(); 3].map(|()| silence.tick()), [None; 3]);
+            silence.end();
+        }
+        assert_eq!([(); 3].map(|()| silence.tick()), [None; 3]);
+        assert_eq!(silence.tick(), Some(ALIVE_INTERVAL * 4));
     }
 }

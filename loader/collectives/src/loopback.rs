@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::group::Group as _;
 
-    const TIMEOUT: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_mins(10);
 
     #[test]
     fn ranks_find_each_other_and_sum() {

@@ -184,7 +184,7 @@ mod tests {
     fn every_call_is_forwarded_once_through_the_observer() {
         let inner: Arc<dyn Group> = Arc::new(LinkedGroup::single(7));
         let group = ObservedGroup::<_, Calls>::new(inner);
-        let deadline = Deadline::after(Duration::from_secs(5));
+        let deadline = Deadline::after(Duration::from_mins(10));
         assert_eq!((group.rank(), group.size(), group.epoch()), (0, 1, 7));
         let mut values = [1.5, 2.5];
         group.all_reduce_sum(&mut values, deadline).unwrap();
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn sending_and_receiving_are_forwarded_between_two_ranks() {
         let ranks = LinkedGroup::in_memory(2, 0).unwrap();
-        let deadline = Deadline::after(Duration::from_secs(30));
+        let deadline = Deadline::after(Duration::from_mins(10));
         let [first, second] = [&ranks[0], &ranks[1]].map(ObservedGroup::<_, Calls>::new);
         std::thread::scope(|scope| {
             scope.spawn(|| first.send(1, b"hidden", deadline).unwrap());

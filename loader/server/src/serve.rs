@@ -333,16 +333,18 @@ async fn drive(
 ) {
     let mut connection = pin!(connection);
     loop {
-        let idle = entered.idle();
-        if idle.is_some_and(|idle| idle >= idle_timeout) {
-            break;
-        }
+        let idle = entered.idle().unwrap_or_default();
         tokio::select! {
+            // A request that is there is read before anybody is called idle, however busy the machine is.
+            biased;
             // What a client does wrong is its own affair.
             _ = connection.as_mut() => return,
             // An error: the sender is gone.
             _ = closed.changed() => break,
-            () = sleep(idle_timeout.saturating_sub(idle.unwrap_or_default())) => {}
+            () = sleep(idle_timeout.saturating_sub(idle)) => {}
+        }
+        if entered.idle().is_some_and(|idle| idle >= idle_timeout) {
+            break;
         }
     }
     connection.as_mut().graceful_shutdown();

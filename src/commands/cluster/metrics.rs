@@ -30,7 +30,7 @@ pub(super) fn run(args: &ClusterArgs, nodes: &[String], choice: &ServerChoice) -
         add_node(&mut text, target, state);
     }
     if let Some(url) = &choice.server {
-        let front = ServerClient::at(url, choice.key.as_deref(), super::ask::GLANCE)?;
+        let front = ServerClient::at(url, choice.key.as_deref(), super::ask::glance())?;
         add_front(&mut text, &front);
     }
     let text = text.text();

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, sync::mpsc, thread, time::Instant};
 
 use serde_json::{Value, json};
 
-use super::ask::GLANCE;
+use super::ask::glance;
 use crate::{
     args::ServerChoice,
     commands::server_client::ServerClient,
@@ -24,13 +24,13 @@ type Answer = (Result<Value, String>, Result<Value, String>);
 /// Asks the server that was named, if one was; its answer is taken later.
 pub(super) fn ask_beside(choice: &ServerChoice) -> anyhow::Result<Option<Asked>> {
     let Some(url) = &choice.server else { return Ok(None) };
-    let front = ServerClient::at(url, choice.key.as_deref(), GLANCE)?;
-    let (url, end) = (front.url().to_owned(), Instant::now() + GLANCE);
+    let front = ServerClient::at(url, choice.key.as_deref(), glance())?;
+    let (url, end) = (front.url().to_owned(), Instant::now() + glance());
     let (answer, answered) = mpsc::channel();
     let asking = move || {
         let text = |error: anyhow::Error| format!("{error:#}");
         let health = front.health().map_err(text);
-        let late = || Err(format!("no statistics within {} ms", GLANCE.as_millis()));
+        let late = || Err(format!("no statistics within {} ms", glance().as_millis()));
         // One that is gone would take as long to say nothing once more.
         let has_more = health.is_ok();
         let first = if has_more { late() } else { Ok(Value::Null) };
@@ -46,7 +46,7 @@ pub(super) fn ask_beside(choice: &ServerChoice) -> anyhow::Result<Option<Asked>>
 impl Asked {
     /// What it has said by the deadline, which counts from when it was asked.
     pub(super) fn answer(self) -> ServerState {
-        let silent = format!("no answer within {} ms", GLANCE.as_millis());
+        let silent = format!("no answer within {} ms", glance().as_millis());
         let (mut health, mut stats) = (Err(silent), Ok(Value::Null));
         let left = || self.end.saturating_duration_since(Instant::now());
         while let Ok(answer) = self.answered.recv_timeout(left()) {

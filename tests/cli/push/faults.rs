@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     harness::{kill, path, run, shardpack, text},
-    running::Running,
+    running::{HANG, Running},
 };
 
 const FAULTS: usize = 100;
@@ -206,7 +206,7 @@ fn start_push(set: &Path, taps: &[Tap]) -> Child {
 
 /// Waits for the push, and carries out what is to happen at the moment of the fault.
 fn attend(mut push: Child, moment: &Moment, mut act: impl FnMut(&mut Child)) -> bool {
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + HANG;
     loop {
         if moment.reached.load(Ordering::SeqCst) && !moment.acted.load(Ordering::SeqCst) {
             act(&mut push);

@@ -2,7 +2,7 @@
 
 use super::{streams::proxy_each, *};
 use crate::{
-    harness::{path, run, succeed, text},
+    harness::{convert, path, run, succeed, text},
     running::{Running, ask},
 };
 

@@ -1,6 +1,6 @@
 //! Stored packages that are read again by their node, slowly.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::*;
 use crate::{
@@ -44,19 +44,17 @@ fn damage_on_a_disk_is_found_without_anybody_asking_and_told_to_whoever_looks() 
 }
 
 #[test]
-fn reading_again_keeps_to_its_rate_and_ends_with_the_node() {
+fn reading_again_ends_with_the_node() {
     let folder = tempfile::tempdir().unwrap();
     let (set, store) = (folder.path().join("set"), folder.path().join("0"));
-    // Ten seconds' worth.
+    // Hours' worth: whoever waited for its end would wait longer than any test does.
     let plan =
         SetPlan { ranks: 1, own_bytes: 5_000_000, shared_bytes: 5_000_000, ..SetPlan::default() };
     write_set(&set, &plan);
-    let node = node(&store, "1M");
+    let node = node(&store, "1K");
     succeed(&["push", path(&set), "--to", &node.address()]);
-    let pushed = Instant::now();
-    std::thread::sleep(Duration::from_secs(4));
-    assert!(!store.join("scrub.json").exists(), "{:?}", pushed.elapsed());
-    let begun = Instant::now();
+    // It looks for what it has not read for a second, every second.
+    std::thread::sleep(Duration::from_secs(3));
     assert_eq!(node.terminate(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(!store.join("scrub.json").exists(), "it was not read to its end");
 }

@@ -6,8 +6,8 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::{
-    harness::{fail, kill, path, paused, run, succeed, text},
-    running::{Running, ask},
+    harness::{convert, fail, kill, path, paused, run, succeed, text},
+    running::{Running, ask, wait_until},
 };
 
 fn gc(node: &Running, options: &[&str]) -> Value {
@@ -82,11 +82,9 @@ fn gc_removes_nothing_that_a_rank_or_a_push_or_a_release_needs() {
     assert_eq!(packages(&store), 2);
     assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
     drop(server);
-    let deadline = std::time::Instant::now() + TIMEOUT;
-    while reasons(&gc(&node, &ALL), "removed") != ["never_activated"] {
-        assert!(std::time::Instant::now() < deadline, "the rank's package stays in use");
-        thread::sleep(Duration::from_millis(50));
-    }
+    wait_until("the rank's package is in nobody's use", || {
+        reasons(&gc(&node, &ALL), "removed") == ["never_activated"]
+    });
     assert_eq!(packages(&store), 1);
     let server = Running::serve(&sets[2], &["--nodes", &address]);
     assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");

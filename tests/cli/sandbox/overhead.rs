@@ -1,4 +1,4 @@
-//! What the sandbox costs an ordinary request; prints its figures.
+//! The sandbox gives an ordinary request the same prompt; prints what it costs.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,17 @@ use shardpack_chat::{ChatModel, PromptHome};
 use super::{program, says};
 use crate::harness::data;
 
-/// Far above what a round trip between two processes takes: the machine may be compiling something else.
-const COST_MAX: Duration = Duration::from_millis(20);
-
 #[test]
 #[expect(clippy::print_stdout, reason = "the figures are for people")]
-fn a_request_costs_little_more_than_in_the_servers_process() {
+fn the_sandbox_says_what_the_servers_process_would() {
     let sandbox = program();
     let open = |home| ChatModel::open_in(&data("kjv-4m"), home).unwrap();
     let (own, sandboxed) = (open(PromptHome::InProcess), open(PromptHome::Sandboxed(&sandbox)));
     for bytes in [100, 1000, 10_000] {
         let request = says(&"In the beginning was the word. ".repeat(bytes / 31 + 1)[..bytes]);
+        assert_eq!(own.tokens(&request).unwrap(), sandboxed.tokens(&request).unwrap());
         let median = |model: &ChatModel| {
-            let mut times: Vec<Duration> = (0..200)
+            let mut times: Vec<Duration> = (0..20)
                 .map(|_| {
                     let begun = Instant::now();
                     let tokens = model.tokens(&request).unwrap();
@@ -32,7 +30,6 @@ fn a_request_costs_little_more_than_in_the_servers_process() {
         };
         let (own, sandboxed) = (median(&own), median(&sandboxed));
         println!("{bytes} bytes: {own:?} in this process, {sandboxed:?} in the sandbox");
-        assert!(sandboxed < own + COST_MAX, "{own:?}, {sandboxed:?}");
     }
     let request = says("In the beginning");
     assert_eq!(own.prompt(&request).unwrap(), sandboxed.prompt(&request).unwrap());

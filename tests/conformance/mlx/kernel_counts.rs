@@ -77,7 +77,7 @@ fn step(
     let backend = backend.as_on_gpu();
     let model = Model::load(package, &backend).unwrap();
     let groups = LinkedGroup::in_memory(ranks, 0).unwrap();
-    let ranks = Ranks::all(&groups[0], Duration::from_secs(1));
+    let ranks = Ranks::all(&groups[0], Duration::from_mins(10));
     let shape = model.cache_shape();
     let graph = backend.graph_of_step(&shape, drawn, &|caches, positions| {
         let (sequences, rows) = (caches.len(), positions.len());

@@ -35,6 +35,7 @@ use tempfile::{TempDir, tempdir};
 use super::{TOLERANCE, families, in_steps, mlx, on_cpu, relative_errors, tokens};
 use crate::{
     harness::{data, path},
+    ports::free_port,
     reference_models::{open, open_with, write},
     skip::mlx_runtime,
 };
@@ -45,8 +46,8 @@ const RANK_VARIABLE: &str = "SHARDPACK_TEST_MLX_RANK";
 /// Our collectives, activations and sums in bfloat16.
 const HALF: &str = "own, 16 bits";
 
-/// Longer than any model of the tests takes.
-const TIMEOUT: Duration = Duration::from_mins(2);
+/// Only a test that hangs waits that long.
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Whether this process is a rank of another process's test, in which case it has served as one:
 /// it says where it listens, is told where all ranks do, and then computes what each line asks for.
@@ -173,12 +174,8 @@ impl Ranks {
     fn start(size: u32) -> Self {
         let folder = tempdir().unwrap();
         let hosts = folder.path().join("hosts.json");
-        let free = |_| TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let listeners: Vec<_> = (0..size).map(free).collect();
-        let address = |it: &TcpListener| vec![it.local_addr().unwrap().to_string()];
-        let addresses: Vec<_> = listeners.iter().map(address).collect();
+        let addresses: Vec<_> = (0..size).map(|_| [format!("127.0.0.1:{}", free_port())]).collect();
         fs::write(&hosts, json!(addresses).to_string()).unwrap();
-        drop(listeners);
         let mut ranks: Vec<_> =
             (0..size).map(|rank| RankChild::start(rank, size, &hosts)).collect();
         let addresses: Vec<Value> =

@@ -80,7 +80,7 @@ fn package_is_filled_by_one_connection_at_a_time() {
     assert!(matches!(store.claim(key(0), Duration::ZERO), Err(StoreError::Busy { .. })));
     store.claim(key(1), Duration::ZERO).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| store.claim(key(0), Duration::from_secs(20)).map(drop));
+        let waiting = scope.spawn(|| store.claim(key(0), NEVER).map(drop));
         drop(first);
         waiting.join().unwrap().unwrap();
     });
@@ -221,12 +221,10 @@ fn only_loopback_is_served() {
     assert!(matches!(node.serve(&open, &Shutdown::new()), Err(ServeError::NotLoopback { .. })));
 }
 
-const TIMEOUTS: Timeouts = Timeouts {
-    connect: Duration::from_secs(20),
-    idle: Duration::from_secs(20),
-    frame: Duration::from_secs(20),
-    progress: Duration::from_secs(20),
-};
+/// Longer than any test: who waits is woken by what the test is about.
+const NEVER: Duration = Duration::from_hours(1000);
+
+const TIMEOUTS: Timeouts = Timeouts { connect: NEVER, idle: NEVER, frame: NEVER, progress: NEVER };
 
 type Events = Arc<Mutex<Vec<ReceiveEvent>>>;
 
@@ -248,7 +246,7 @@ fn talk(bytes: &[u8], timeouts: Timeouts) -> (Vec<u8>, String) {
     thread::scope(|scope| {
         scope.spawn(|| node.serve(&listener, &shutdown).unwrap());
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_mins(10))).unwrap();
         stream.write_all(bytes).unwrap();
         stream.read_to_end(&mut answer).unwrap();
         drop(stream);

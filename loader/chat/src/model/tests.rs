@@ -184,15 +184,12 @@ fn a_prompt_that_is_far_too_long_is_refused_by_its_first_part() {
     let mut model = open(&[(TEMPLATE, "<|im_end|>")]).unwrap();
     model.limit_positions(100);
     let text = "<|im_end|>".repeat(200_000);
-    let begun = std::time::Instant::now();
     let error = model.encode_prompt(&text).unwrap_err();
-    let first = begun.elapsed();
-    assert!(error.to_string().contains("have more than"), "{error}");
-    let begun = std::time::Instant::now();
-    let whole = model.encode(&text).unwrap().len();
-    let all = begun.elapsed();
-    assert_eq!(whole, 200_000);
-    assert!(first < all / 5, "{first:?}, all of it {all:?}");
+    let PromptError::TooLong { prompt_tokens: PromptLength::MoreThan(counted), .. } = error else {
+        panic!("{error}")
+    };
+    assert!((100..200_000 / 5).contains(&counted), "{counted} of 200,000 tokens were counted");
+    assert_eq!(model.encode(&text).unwrap().len(), 200_000);
     // What is only a little too long is counted.
     let error = model.encode_prompt(&text[..1200]).unwrap_err();
     assert!(error.to_string().contains("have 120:"), "{error}");

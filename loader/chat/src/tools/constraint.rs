@@ -118,6 +118,8 @@ pub struct Grammars {
     /// A token that no model has: where the grammar may end.
     end: u32,
     cache: Cache,
+    /// What one grammar may take to compile.
+    compile_time: CompileTime,
 }
 
 /// One token of a vocabulary.
@@ -157,7 +159,9 @@ impl Grammars {
             .map_err(|error| GrammarError::Grammar(error.to_string()))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Self { format, compiler: Compiler::new(factory), tokens, end, cache: Cache::default() })
+        let compile_time = CompileTime { processor: COMPILE_TIMEOUT, clock: COMPILE_CLOCK_TIMEOUT };
+        let (compiler, cache) = (Compiler::new(factory), Cache::default());
+        Ok(Self { format, compiler, tokens, end, cache, compile_time })
     }
 
     /// The constraint that a description asks for.
@@ -271,11 +275,11 @@ impl Grammars {
             return known;
         }
         let budget = budget.ok_or(GrammarError::Uncompiled)?;
-        let processor = COMPILE_TIMEOUT.min(budget.left());
+        let processor = self.compile_time.processor.min(budget.left());
         if processor.is_zero() {
             return Err(GrammarError::Timeout);
         }
-        let most = CompileTime { processor, clock: COMPILE_CLOCK_TIMEOUT };
+        let most = CompileTime { processor, ..self.compile_time };
         let (compiled, took) = self.compiler.compile(grammar, most);
         budget.spend(took);
         let result = match compiled {

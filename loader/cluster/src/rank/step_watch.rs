@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Steps that must have been measured.
-const MEASURED: u32 = 8;
+pub(crate) const MEASURED: u32 = 8;
 
 /// Times the slowest step so far. Steps grow with the tokens that are computed and attended to, and a
 /// busy machine takes its time; nothing grows as much from one step to the next.
@@ -42,23 +42,35 @@ impl StepWatch {
     }
 
     pub(super) fn begin(&self) {
-        self.lock().begun = Some(Instant::now());
+        self.begin_at(Instant::now());
+    }
+
+    fn begin_at(&self, now: Instant) {
+        self.lock().begun = Some(now);
     }
 
     /// The step is over; one in which nothing was computed does not count.
     pub(super) fn end(&self, has_worked: bool) {
+        self.end_at(has_worked, Instant::now());
+    }
+
+    fn end_at(&self, has_worked: bool, now: Instant) {
         let mut state = self.lock();
         let Some(begun) = state.begun.take() else { return };
         if has_worked {
-            state.slowest = state.slowest.max(begun.elapsed());
+            state.slowest = state.slowest.max(now.saturating_duration_since(begun));
             state.measured = state.measured.saturating_add(1);
         }
     }
 
     /// The present step, if it takes too long.
     pub(super) fn overdue(&self) -> Option<Overdue> {
+        self.overdue_at(Instant::now())
+    }
+
+    fn overdue_at(&self, now: Instant) -> Option<Overdue> {
         let state = self.lock();
-        let taken = state.begun?.elapsed();
+        let taken = now.saturating_duration_since(state.begun?);
         let slowest = state.slowest;
         let most = if state.measured < MEASURED {
             UNMEASURED
@@ -75,32 +87,34 @@ impl StepWatch {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use super::*;
 
     #[test]
     fn a_step_is_overdue_by_what_steps_took_before() {
         let least = Duration::from_millis(30);
         let watch = StepWatch::new(least);
-        watch.begin();
-        thread::sleep(2 * least);
-        assert_eq!(watch.overdue(), None, "nothing is known yet");
-        watch.end(false);
+        let mut now = Instant::now();
+        watch.begin_at(now);
+        now += 2 * least;
+        assert_eq!(watch.overdue_at(now), None, "nothing is known yet");
+        watch.end_at(false, now);
+        let slowest = Duration::from_millis(1);
         for _ in 0..MEASURED {
-            watch.begin();
-            watch.end(true);
+            watch.begin_at(now);
+            now += slowest;
+            watch.end_at(true, now);
         }
-        assert_eq!(watch.overdue(), None, "no step is under way");
-        watch.begin();
-        assert_eq!(watch.overdue(), None);
-        thread::sleep(2 * least);
-        let Overdue { taken, slowest } = watch.overdue().unwrap();
-        assert!(taken >= 2 * least && slowest < least, "{taken:?} {slowest:?}");
-        watch.end(true);
+        assert_eq!(watch.overdue_at(now), None, "no step is under way");
+        watch.begin_at(now);
+        assert_eq!(watch.overdue_at(now + least), None, "any step may take that long");
+        now += 2 * least;
+        let overdue = watch.overdue_at(now);
+        assert_eq!(overdue, Some(Overdue { taken: 2 * least, slowest }));
+        watch.end_at(true, now);
         // That one counts from now on.
-        watch.begin();
-        thread::sleep(2 * least);
-        assert_eq!(watch.overdue(), None);
+        watch.begin_at(now);
+        let most = 2 * least * TIMES_THE_SLOWEST;
+        assert_eq!(watch.overdue_at(now + most), None);
+        assert!(watch.overdue_at(now + most + slowest).is_some());
     }
 }

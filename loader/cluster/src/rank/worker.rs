@@ -129,6 +129,7 @@ pub(super) struct Worker {
     pub(super) current: Arc<CurrentGroup>,
     pub(super) stats: Arc<StepStats>,
     pub(super) watch: Arc<StepWatch>,
+    pub(super) form_timeout: Duration,
 }
 
 impl Worker {
@@ -196,11 +197,11 @@ impl Worker {
         let superseded = || self.current.is_superseded(epoch);
         let me = LocalRank { identity: &self.identity, credentials: self.credentials.as_ref() };
         let (mailbox, maker) = (&mut self.mailbox, &mut self.links);
-        let formed = mesh::form(me, plan, mailbox, maker, &superseded);
+        let formed = mesh::form(me, plan, mailbox, maker, (self.form_timeout, &superseded));
         let formed = formed.and_then(|group| {
             let group = Arc::new(group);
             self.current.enter(&group);
-            mesh::rendezvous(&group).map(|()| group)
+            mesh::rendezvous(&group, self.form_timeout).map(|()| group)
         });
         let group = match formed {
             Ok(group) => group,

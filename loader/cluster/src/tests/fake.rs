@@ -2,28 +2,40 @@
 //! is summed over the group, so a group that does not work gives other tokens.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
-    sync::mpsc::{self, Receiver},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc::{self, Receiver},
+    },
     time::{Duration, Instant},
 };
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_engine::engine::{HEARTBEAT_TIMEOUT, RankEngine, StepOutcome};
+use shardpack_engine::engine::{RankEngine, StepOutcome};
 use shardpack_engine_api::{
     Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, RequestId, TokenId,
     Usage,
 };
 
-use crate::{Identity, LoadError, PROTOCOL, Progress};
+use crate::{Identity, LoadError, PROTOCOL, Progress, RankOptions, SupervisorOptions};
 
-/// Longer than any test may take; a wait that meets it has failed.
-pub(super) const LONG: Duration = Duration::from_secs(30);
+/// Only a test that hangs waits that long.
+pub(super) const LONG: Duration = Duration::from_mins(10);
 
-/// By when a lost rank must have been noticed.
-pub(super) const NOTICED: Duration = Duration::from_secs(2);
+/// Longer than any test. Deadlines are that long where another cause than time must end a wait.
+pub(super) const NEVER: Duration = Duration::from_hours(1000);
 
-/// How long a step may take: nothing is computed.
-const STEP: Duration = Duration::from_millis(700);
+/// How long the leader waits for the first step of [`IMPATIENT`].
+const BRIEF: Duration = Duration::from_millis(100);
+
+/// A token for which a process that leads waits briefly, once: its peer does not answer. Sums of it and of what
+/// follows are exact for two ranks.
+pub(super) const IMPATIENT: u32 = 6_000_000;
+
+/// Whether this process has led a brief step.
+static WAS_IMPATIENT: AtomicBool = AtomicBool::new(false);
 
 /// A token at which every follower's thread panics.
 pub(super) const PANIC: u32 = 13_000_013;
@@ -39,12 +51,19 @@ pub(super) struct FakeEngine {
     device_failure: Option<&'static str>,
     requests: BTreeMap<RequestId, (GenerateRequest, u32)>,
     cancelled: Vec<RequestId>,
+    /// That a follower has heard.
+    heartbeats: Arc<AtomicU32>,
 }
 
 impl FakeEngine {
-    fn sum(group: &dyn Group, tokens: &[u32]) -> Result<Vec<u32>, GroupError> {
+    /// One that counts the heartbeats that it hears as a follower.
+    pub(super) fn with_heartbeats(heartbeats: Arc<AtomicU32>) -> Self {
+        Self { heartbeats, ..Self::default() }
+    }
+
+    fn sum(group: &dyn Group, tokens: &[u32], deadline: Deadline) -> Result<Vec<u32>, GroupError> {
         let mut values: Vec<f32> = tokens.iter().map(|token| *token as f32).collect();
-        group.all_reduce_sum(&mut values, Deadline::after(STEP))?;
+        group.all_reduce_sum(&mut values, deadline)?;
         Ok(values.iter().map(|sum| (*sum / group.size() as f32) as u32).collect())
     }
 }
@@ -83,8 +102,10 @@ impl RankEngine for FakeEngine {
             std::thread::sleep(LONG);
         }
         let mut bytes = serde_json::to_vec(&plan).unwrap();
-        group.broadcast(0, &mut bytes, Deadline::after(STEP))?;
-        let tokens = Self::sum(group, &plan)?;
+        let is_brief = plan.contains(&IMPATIENT) && !WAS_IMPATIENT.swap(true, Ordering::SeqCst);
+        let deadline = Deadline::after(if is_brief { BRIEF } else { NEVER });
+        group.broadcast(0, &mut bytes, deadline)?;
+        let tokens = Self::sum(group, &plan, deadline)?;
         for ((id, (_, done)), token) in self.requests.iter_mut().zip(tokens) {
             *done += 1;
             events(Event::Token { request: *id, token: TokenId(token), logprobs: None });
@@ -100,20 +121,22 @@ impl RankEngine for FakeEngine {
     }
 
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError> {
-        group.broadcast(0, &mut b"[]".to_vec(), Deadline::after(STEP))
+        group.broadcast(0, &mut b"[]".to_vec(), Deadline::after(NEVER))
     }
 
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
         let mut bytes = Vec::new();
-        group.broadcast(0, &mut bytes, Deadline::after(HEARTBEAT_TIMEOUT))?;
+        group.broadcast(0, &mut bytes, Deadline::after(NEVER))?;
         let plan: Vec<u32> = serde_json::from_slice(&bytes).unwrap();
         assert!(!plan.contains(&PANIC), "this panic is part of a test");
         if plan.contains(&DEVICE_FAILURE) {
             self.device_failure = Some("out of patience");
             return Err(GroupError::Aborted("out of patience".to_owned()));
         }
-        if !plan.is_empty() {
-            Self::sum(group, &plan)?;
+        if plan.is_empty() {
+            self.heartbeats.fetch_add(1, Ordering::SeqCst);
+        } else {
+            Self::sum(group, &plan, Deadline::after(NEVER))?;
         }
         Ok(())
     }
@@ -123,7 +146,30 @@ impl RankEngine for FakeEngine {
     }
 
     fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::with_heartbeats(Arc::clone(&self.heartbeats));
+    }
+}
+
+/// Options of a rank that no deadline ends.
+pub(super) fn patient_rank() -> RankOptions {
+    RankOptions {
+        front_timeout: NEVER,
+        front_silence: NEVER,
+        form_timeout: NEVER,
+        // The longest that any step is given.
+        step_timeout: Duration::from_mins(15),
+        ..RankOptions::default()
+    }
+}
+
+/// Options of a supervisor for whom no rank is too slow.
+pub(super) fn patient() -> SupervisorOptions {
+    SupervisorOptions {
+        connect_timeout: NEVER,
+        load_timeout: NEVER,
+        form_timeout: NEVER,
+        stop_timeout: NEVER,
+        ..SupervisorOptions::default()
     }
 }
 
@@ -153,6 +199,9 @@ pub(super) fn request(first: u32, max_tokens: u32) -> GenerateRequest {
 pub(super) struct Answer {
     pub(super) id: RequestId,
     events: Receiver<Event>,
+    /// Events that have come, and how many of them were read.
+    came: Arc<AtomicU32>,
+    read: Cell<u32>,
 }
 
 /// How a request ended.
@@ -165,12 +214,24 @@ pub(super) enum End {
 impl Answer {
     pub(super) fn submit(handle: &EngineHandle, request: GenerateRequest) -> Self {
         let (sink, events) = mpsc::channel();
-        let sink: EventSink = Box::new(move |event| drop(sink.send(event)));
-        Self { id: handle.submit(request, sink).unwrap(), events }
+        let came = Arc::<AtomicU32>::default();
+        let counted = Arc::clone(&came);
+        let sink: EventSink = Box::new(move |event| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            drop(sink.send(event));
+        });
+        Self { id: handle.submit(request, sink).unwrap(), events, came, read: Cell::new(0) }
+    }
+
+    /// Events that have come and were not read.
+    pub(super) fn pending(&self) -> u32 {
+        self.came.load(Ordering::SeqCst) - self.read.get()
     }
 
     pub(super) fn next_token(&self) -> u32 {
-        match self.events.recv_timeout(LONG).unwrap() {
+        let event = self.events.recv_timeout(LONG).unwrap();
+        self.read.set(self.read.get() + 1);
+        match event {
             Event::Token { token, .. } => token.0,
             other => panic!("a token, not {other:?}"),
         }

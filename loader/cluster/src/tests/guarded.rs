@@ -5,7 +5,6 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     thread,
-    time::Instant,
 };
 
 use shardpack_engine_api::FinishReason;
@@ -14,9 +13,9 @@ use shardpack_identity::{
     Service, credentials_of_node,
 };
 
-use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
+use super::fake::{Answer, End, LONG, handle, identity, load, patient, patient_rank, request};
 use crate::{
-    Announcement, LinkChoice, Node, RankOptions, Supervisor, SupervisorOptions, Token,
+    Announcement, LinkChoice, Node, RankOptions, Supervisor, Token,
     message::{FromRank, GroupPlan, Hello, PeerReply, StreamKind, ToRank},
     run_rank,
     wire::{self, MAX_MESSAGE_BYTES, Sender},
@@ -59,7 +58,7 @@ fn start_rank((rank, size): (u32, u32), credentials: &Credentials) -> Announceme
     let key = Some(credentials.key());
     let announcement = Announcement { address, token: token.clone(), key };
     let credentials = Some(credentials.clone());
-    let options = RankOptions { front_timeout: LONG, credentials, ..RankOptions::default() };
+    let options = RankOptions { credentials, ..patient_rank() };
     thread::spawn(move || run_rank(listener, token, identity(rank, size), options, load));
     announcement
 }
@@ -83,8 +82,7 @@ fn ranks_sum_and_answer_inside_tls() {
         (0..3).zip(&members.nodes).map(|(rank, node)| start_rank((rank, 3), node)).collect();
     let (handle, commands) = handle(3);
     let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
-    let options = SupervisorOptions::default();
-    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, patient()).unwrap();
     supervisor.wait_until_ready(LONG).unwrap();
     let answers = [10, 5000].map(|first| Answer::submit(&handle, request(first, 40)));
     for (answer, first) in answers.into_iter().zip([10, 5000]) {
@@ -92,13 +90,11 @@ fn ranks_sum_and_answer_inside_tls() {
         assert_eq!(tokens, (first + 1..=first + 40).collect::<Vec<u32>>());
         assert_eq!(end, End::Finished(FinishReason::Length));
     }
-    // The end of the front ends a running request at once, through TLS too.
+    // The end of the front ends a running request, through TLS too; no rank is killed for it.
     let answer = Answer::submit(&handle, request(7, u32::MAX));
     assert_eq!(answer.next_token(), 8);
-    let begun = Instant::now();
     supervisor.stop();
     assert!(matches!(answer.finish().1, End::Failed { .. }));
-    assert!(begun.elapsed() < NOTICED + SupervisorOptions::default().stop_timeout);
 }
 
 #[test]
@@ -108,8 +104,7 @@ fn a_rank_in_the_clear_is_not_taken_for_a_member_nor_a_member_for_another() {
         let (handle, commands) = handle(1);
         let node =
             Node { credentials: credentials.cloned(), ..node(announcement, &members.controller) };
-        let options = SupervisorOptions::default();
-        let supervisor = Supervisor::start(vec![node], handle, commands, options).unwrap();
+        let supervisor = Supervisor::start(vec![node], handle, commands, patient()).unwrap();
         supervisor.wait_until_ready(LONG).unwrap_err().to_string()
     };
     let rank = start_rank((0, 1), &members.nodes[0]);
@@ -166,8 +161,7 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
 fn forms_and_answers(ranks: &[Announcement], members: &Members) {
     let (handle, commands) = handle(2);
     let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
-    let options = SupervisorOptions::default();
-    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, patient()).unwrap();
     supervisor.wait_until_ready(LONG).unwrap();
     let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
     assert_eq!(tokens, [11, 12]);

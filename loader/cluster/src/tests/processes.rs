@@ -10,9 +10,11 @@ use std::{
 
 use shardpack_engine_api::{EngineHandle, EngineState};
 
-use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
+use super::fake::{
+    Answer, End, IMPATIENT, LONG, handle, identity, load, patient, patient_rank, request,
+};
 use crate::{
-    Announcement, LogSink, Node, RankOptions, RankProcess, ServeError, SpawnError, Supervisor,
+    Announcement, LogSink, Node, RankProcess, ServeError, SpawnError, Supervisor,
     SupervisorOptions, Token, run_rank,
 };
 
@@ -29,7 +31,7 @@ fn was_rank() -> bool {
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
     let announcement = Announcement { address, token: token.clone(), key: None };
     println!("\n{}", announcement.line());
-    run_rank(listener, token, identity, RankOptions::default(), load).unwrap();
+    run_rank(listener, token, identity, patient_rank(), load).unwrap();
     true
 }
 
@@ -63,10 +65,9 @@ pub(super) fn signal(process: u32, signal: &str) -> bool {
     command.status().unwrap().success()
 }
 
-fn supervise(ranks: u32) -> (Supervisor, EngineHandle, Vec<u32>) {
+fn supervise(ranks: u32, options: SupervisorOptions) -> (Supervisor, EngineHandle, Vec<u32>) {
     let nodes = (0..ranks).map(|rank| spawn(rank, ranks)).collect();
-    let stop_timeout = Duration::from_secs(3);
-    supervise_nodes(nodes, SupervisorOptions { stop_timeout, ..SupervisorOptions::default() })
+    supervise_nodes(nodes, options)
 }
 
 pub(super) fn supervise_nodes(
@@ -80,22 +81,19 @@ pub(super) fn supervise_nodes(
     (supervisor, handle, processes)
 }
 
-/// One rank of three gets a signal while two requests run.
-fn check_signal(rank: u32, which: &str, why: &[&str]) {
-    let (supervisor, handle, processes) = supervise(3);
-    let answers = [100, 5000].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
-    for (answer, first) in answers.iter().zip([101, 5001]) {
-        assert_eq!(answer.next_token(), first);
-    }
-    let start = Instant::now();
-    assert!(signal(processes[rank as usize], which));
+/// These requests fail for this rank's sake and for one of these reasons, and so does the group.
+fn check_lost(
+    (supervisor, handle, processes): (Supervisor, EngineHandle, Vec<u32>),
+    answers: [Answer; 2],
+    rank: u32,
+    why: &[&str],
+) {
     for answer in answers {
         let (_, end) = answer.finish();
         let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
         assert!(message.starts_with(&format!("rank {rank} (node-{rank}): ")), "{message}");
         assert!(why.iter().any(|why| message.contains(why)), "{message}");
     }
-    assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
     let failure = supervisor.failure();
     let Some(ServeError::Lost { rank: Some(found), node: Some(_), .. }) = failure else {
         panic!("a lost rank, not {failure:?}")
@@ -105,10 +103,7 @@ fn check_signal(rank: u32, which: &str, why: &[&str]) {
     assert_eq!(handle.status().active_requests, 0);
     let (_, end) = Answer::submit(&handle, request(1, 1)).finish();
     assert!(matches!(end, End::Failed { retryable: true, .. }));
-    let start = Instant::now();
     supervisor.stop();
-    // A stopped process cannot end when it is told to; a dead one is not waited for.
-    assert!(which == "-STOP" || start.elapsed() < NOTICED, "{:?}", start.elapsed());
     for process in processes {
         assert!(!signal(process, "-0"), "process {process} is left");
     }
@@ -117,14 +112,30 @@ fn check_signal(rank: u32, which: &str, why: &[&str]) {
 #[test]
 fn a_killed_rank_fails_every_request_at_once() {
     for rank in [0, 1, 2] {
+        // No step and no rank has a deadline: it is the end of the process that is noticed, and one that is dead is
+        // not waited for.
+        let (supervisor, handle, processes) = supervise(3, patient());
+        let answers = [100, 5000].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
+        for (answer, first) in answers.iter().zip([101, 5001]) {
+            assert_eq!(answer.next_token(), first);
+        }
+        assert!(signal(processes[rank as usize], "-KILL"));
         // A peer may see its connection close before the process has ended.
-        check_signal(rank, "-KILL", &["signal: 9", "connection"]);
+        let why = ["signal: 9", "connection"];
+        check_lost((supervisor, handle, processes), answers, rank, &why);
     }
 }
 
 #[test]
 fn a_stopped_rank_is_noticed_by_the_step_that_waits_for_it() {
-    check_signal(1, "-STOP", &["it did not answer within"]);
+    // A stopped process cannot end when it is told to.
+    let stop_timeout = Duration::from_millis(50);
+    let (supervisor, handle, processes) =
+        supervise(2, SupervisorOptions { stop_timeout, ..patient() });
+    assert!(signal(processes[1], "-STOP"));
+    let answers =
+        [IMPATIENT - 1, 100].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
+    check_lost((supervisor, handle, processes), answers, 1, &["it did not answer within"]);
 }
 
 /// Processor time of a process in clock ticks (100 a second).
@@ -137,20 +148,22 @@ fn ticks(process: u32) -> u64 {
 
 #[test]
 fn processes_serve_idle_without_a_processor_and_leave_nothing() {
-    let (supervisor, handle, processes) = supervise(2);
+    let (supervisor, handle, processes) = supervise(2, patient());
     let (tokens, _) = Answer::submit(&handle, request(1, 200)).finish();
     assert_eq!(tokens, (2..=201).collect::<Vec<_>>());
     #[cfg(target_os = "linux")]
     {
         let used = || processes.iter().map(|process| ticks(*process)).sum::<u64>();
         let before = used();
-        // Only time can show that none is used.
+        // Only time can show that none is used. It is the processes' own, so nobody else's work counts; a heartbeat a
+        // second is theirs, however late this thread wakes up.
+        let begun = Instant::now();
         std::thread::sleep(Duration::from_secs(1));
-        assert!(used() - before <= 5, "{} of 200 ticks", used() - before);
+        let used = used() - before;
+        assert!(used <= 5 + begun.elapsed().as_secs(), "{used} of 200 ticks");
     }
-    let start = Instant::now();
+    // They end when they are told to: nobody is killed before its time is up.
     supervisor.stop();
-    assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
     for process in processes {
         assert!(!signal(process, "-0"), "process {process} is left");
     }

@@ -21,11 +21,8 @@ use crate::{
 
 mod algorithms;
 
-/// Longer than any test may take; a wait that meets it has failed.
-const LONG: Duration = Duration::from_secs(30);
-
-/// What "at once" means on a busy machine, far below [`LONG`].
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// Longer than any test may take. Who gives up then says so in its error, so any other error has another cause.
+const LONG: Duration = Duration::from_mins(10);
 
 /// A value whose sums depend on their order.
 fn value(rank: u32, index: usize) -> f32 {
@@ -373,7 +370,7 @@ fn keep_alives_extend_the_wait() {
         exchange.start = long_ago;
         exchange
     };
-    assert!(exchange(20).extended().left() > Duration::from_secs(19));
+    assert!(exchange(2000).extended().left() > Duration::from_secs(1900));
     assert!(exchange(2).extended().left().is_zero(), "100 s are more than 45 times 2 s");
 }
 
@@ -440,7 +437,6 @@ fn nobody_leaves_a_barrier_before_all_have_come() {
 fn check_loss(mut groups: Vec<LinkedGroup>) {
     let lost = groups.pop().unwrap();
     let rank = lost.rank();
-    let start = Instant::now();
     thread::scope(|scope| {
         let waiting: Vec<_> = [0, 2]
             .map(|index: usize| {
@@ -465,7 +461,6 @@ fn check_loss(mut groups: Vec<LinkedGroup>) {
             assert_eq!(found, rank);
         }
     });
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     // What the others have sent of their sum is there, so that it can be nothing else.
     let late = groups[1].all_reduce_sum(&mut values(0, 100_000), Deadline::after(LONG));
     assert!(matches!(late, Err(GroupError::Lost { rank: found, .. }) if found == rank), "{late:?}");
@@ -492,7 +487,6 @@ fn a_group_that_is_dropped_after_a_loss_has_told_whose_it_was() {
 }
 
 fn check_abort(groups: &[LinkedGroup]) {
-    let start = Instant::now();
     thread::scope(|scope| {
         let waiting: Vec<_> = groups[..2]
             .iter()
@@ -508,7 +502,6 @@ fn check_abort(groups: &[LinkedGroup]) {
         groups[2].all_reduce_sum(&mut [1.0], Deadline::after(LONG)),
         Err(GroupError::Aborted("enough".to_owned()))
     );
-    assert!(start.elapsed() < AT_ONCE);
 }
 
 #[test]
@@ -519,7 +512,6 @@ fn an_abort_reaches_all_ranks() {
 }
 
 fn check_local_abort(groups: &[LinkedGroup]) {
-    let start = Instant::now();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| groups[0].barrier(Deadline::after(LONG)));
         // Its frame says that rank 0 has begun.
@@ -528,7 +520,6 @@ fn check_local_abort(groups: &[LinkedGroup]) {
         groups[0].abort("stop");
         assert_eq!(waiting.join().unwrap(), Err(GroupError::Aborted("stop".to_owned())));
     });
-    assert!(start.elapsed() < AT_ONCE);
 }
 
 #[test]

@@ -282,13 +282,16 @@ impl Talk<'_> {
             Cables::Found(devices) => devices,
         };
         let end = Instant::now() + ADDRESS_TIMEOUT.min(self.deadline.left() / 4);
+        // They are looked at once more after the end, however late this thread wakes up.
+        let mut is_over = false;
         let Ports { usable: ports, remedies, .. } = loop {
             let ports = usable_ports(devices);
             let may_come = ports.usable.is_empty() && ports.lack_an_address;
-            if !may_come || Instant::now() > end {
+            if !may_come || is_over {
                 break ports;
             }
             thread::sleep(POLL_INTERVAL * 50);
+            is_over = Instant::now() > end;
         };
         if ports.is_empty() {
             let reason = if devices.names().is_empty() {

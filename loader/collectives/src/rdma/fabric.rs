@@ -60,6 +60,8 @@ struct Queue {
 
 struct Node {
     address: Option<Ipv4Addr>,
+    /// An address that it has from the second look at its port on.
+    later: Option<Ipv4Addr>,
     is_active: bool,
     is_cut: bool,
     queues: usize,
@@ -99,8 +101,14 @@ impl Fabric {
     /// Devices of one machine, by name and address.
     pub(super) fn devices(&self, devices: &[(&str, Option<Ipv4Addr>)]) -> Devices {
         let device = |(name, address): &(&str, Option<Ipv4Addr>)| {
-            let node =
-                Node { address: *address, is_active: true, is_cut: false, queues: 0, regions: 0 };
+            let node = Node {
+                address: *address,
+                later: None,
+                is_active: true,
+                is_cut: false,
+                queues: 0,
+                regions: 0,
+            };
             self.lock().nodes.insert((*name).to_owned(), node);
             Device::new(Box::new(FabricDevice { fabric: self.clone(), name: (*name).to_owned() }))
         };
@@ -116,6 +124,13 @@ impl Fabric {
 
     pub(super) fn set_address(&self, device: &str, address: Option<Ipv4Addr>) {
         self.lock().nodes.get_mut(device).unwrap().address = address;
+    }
+
+    /// The device has no address when it is looked at, and this one when it is looked at again.
+    pub(super) fn set_late_address(&self, device: &str, address: Ipv4Addr) {
+        let mut state = self.lock();
+        let node = state.nodes.get_mut(device).unwrap();
+        (node.address, node.later) = (None, Some(address));
     }
 
     pub(super) fn set_active(&self, device: &str, is_active: bool) {
@@ -230,10 +245,11 @@ impl RawDevice for FabricDevice {
     }
 
     fn port(&self) -> Result<Port, DeviceError> {
-        let state = self.fabric.lock();
-        let node = &state.nodes[&self.name];
+        let mut state = self.fabric.lock();
+        let node = state.nodes.get_mut(&self.name).unwrap();
         let mut gids = vec![[0xfe; 16]];
         gids.extend(node.address.map(gid));
+        node.address = node.address.or(node.later.take());
         let state = if node.is_active { 4 } else { 1 };
         Ok(Port { state, mtu: 5, width: 4, speed: 4, lid: 0, gids })
     }

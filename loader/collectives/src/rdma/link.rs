@@ -256,11 +256,9 @@ impl RdmaLink {
             if left.is_zero() {
                 return Err(LinkError::Timeout);
             }
-            let waited = start.elapsed();
-            if waited < SPIN {
-                thread::yield_now();
-            } else {
-                thread::sleep((waited / 16).clamp(SHORTEST_SLEEP, LONGEST_SLEEP).min(left));
+            match pause(start.elapsed()) {
+                None => thread::yield_now(),
+                Some(pause) => thread::sleep(pause.min(left)),
             }
         }
     }
@@ -277,6 +275,11 @@ impl RdmaLink {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
+}
+
+/// How long a wait that has lasted so long sleeps before it polls again; none while it spins.
+fn pause(waited: Duration) -> Option<Duration> {
+    (waited >= SPIN).then(|| (waited / 16).clamp(SHORTEST_SLEEP, LONGEST_SLEEP))
 }
 
 impl Link for RdmaLink {
@@ -352,4 +355,22 @@ impl Drop for RdmaLink {
 
 fn truncated() -> LinkError {
     LinkError::Broken("a frame's messages do not make up the frame".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_polls_seldom_and_is_a_sixteenth_longer_at_most() {
+        assert_eq!(pause(SPIN / 2), None, "at first it spins");
+        let (mut waited, mut polls) = (SPIN, 0);
+        while waited < Duration::from_secs(2) {
+            let pause = pause(waited).unwrap();
+            assert!(pause <= SHORTEST_SLEEP.max(waited / 16), "{pause:?} after {waited:?}");
+            waited += pause;
+            polls += 1;
+        }
+        assert!(polls <= 2 * 200 + 100, "{polls} polls in two seconds");
+    }
 }

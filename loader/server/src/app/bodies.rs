@@ -40,6 +40,18 @@ impl Default for Budget {
     }
 }
 
+impl Budget {
+    /// Waits until there is memory for so many bytes.
+    async fn part(&self, size: u64) -> Option<OwnedSemaphorePermit> {
+        if size <= SMALL_BYTES {
+            return None;
+        }
+        let kib = u32::try_from(size.div_ceil(1 << 10)).unwrap_or(BUDGET_KIB).min(BUDGET_KIB);
+        // It is never closed.
+        Arc::clone(&self.0).acquire_many_owned(kib).await.ok()
+    }
+}
+
 /// A body that holds its part of the budget until it is dropped.
 struct Held {
     body: Vec<u8>,
@@ -82,7 +94,8 @@ impl AppState {
         }
         let pays = key.filter(|_| known.is_none());
         let is_kept = size <= limit as u64;
-        let part = timeout(self.limits.body_timeout, self.part(if is_kept { size } else { 0 }));
+        let part =
+            timeout(self.limits.body_timeout, self.bodies.part(if is_kept { size } else { 0 }));
         let part = part.await.map_err(|_| {
             let message = "the server has no memory left for large requests".to_owned();
             ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
@@ -127,14 +140,27 @@ impl AppState {
             ApiError::new(ErrorKind::SlowClient, message)
         })
     }
+}
 
-    /// Waits until there is memory for so many bytes.
-    async fn part(&self, size: u64) -> Option<OwnedSemaphorePermit> {
-        if size <= SMALL_BYTES {
-            return None;
-        }
-        let kib = u32::try_from(size.div_ceil(1 << 10)).unwrap_or(BUDGET_KIB).min(BUDGET_KIB);
-        // It is never closed.
-        Arc::clone(&self.bodies.0).acquire_many_owned(kib).await.ok()
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+
+    #[test]
+    fn small_bodies_wait_for_no_memory() {
+        let budget = Budget::default();
+        let is_there = |size| {
+            let part = pin!(budget.part(size)).poll(&mut Context::from_waker(Waker::noop()));
+            part.is_ready()
+        };
+        let all = Arc::clone(&budget.0).try_acquire_many_owned(BUDGET_KIB).unwrap();
+        assert!(is_there(0) && is_there(SMALL_BYTES) && !is_there(SMALL_BYTES + 1));
+        drop(all);
+        assert!(is_there(SMALL_BYTES + 1) && is_there(u64::MAX));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    net::TcpListener,
     time::Duration,
 };
 
@@ -21,11 +22,13 @@ mod http2;
 mod models;
 mod ollama;
 mod operation;
+#[path = "../../../../tests/harness/ports.rs"]
+mod ports;
 mod pulls;
 mod rules;
 mod scripted;
 mod tolerance;
-use scripted::{Reply, Scripted, Seen, Step, kjv, start, start_with};
+use scripted::{PATIENT, Reply, Scripted, Seen, Step, kjv, start, start_with};
 
 const STOP: Step = Step::Finish(FinishReason::Stop);
 const VERSE: &str = "Jesus wept. \u{1f642}";
@@ -234,7 +237,7 @@ fn engine_that_vanishes_is_unavailable() {
 
 #[test]
 fn silent_engine_is_given_up_after_the_deadline() {
-    let limits = ServerLimits { event_timeout: Duration::from_millis(20), ..Default::default() };
+    let limits = ServerLimits { event_timeout: Duration::from_millis(20), ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let server = start_with(vec![Step::Say("Jesus"), Step::AwaitCancel], limits, model);
     assert_eq!(server.chat("").error().0, 504);
@@ -259,7 +262,7 @@ fn client_that_leaves_cancels_its_request() {
 
 #[test]
 fn comments_keep_a_silent_stream_alive() {
-    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..Default::default() };
+    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let server = start_with(vec![Step::Gate, Step::Say("Jesus"), STOP], limits, model);
     let mut reader = BufReader::new(server.send_chat(r#""stream":true"#));
@@ -329,7 +332,7 @@ fn errors_have_the_shape_of_the_api() {
     let long =
         format!(r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#, "word ".repeat(5000));
     check("POST", chat, &long, 400, r#""context_length_exceeded" "messages""#);
-    let huge = " ".repeat(ServerLimits::default().body_bytes + 1);
+    let huge = " ".repeat(PATIENT.body_bytes + 1);
     check("POST", chat, &huge, 413, "bytes");
     assert!(server.seen.try_recv().is_err(), "nothing reached the engine");
 }
@@ -367,14 +370,14 @@ fn model_without_template_refuses_chat() {
         std::fs::copy(kjv().join(file), folder.path().join(file)).unwrap();
     }
     let model = ChatModel::open(folder.path()).unwrap();
-    let server = start_with(vec![STOP], ServerLimits::default(), model);
+    let server = start_with(vec![STOP], PATIENT, model);
     let (status, message) = server.chat("").error();
     assert!(status == 400 && message.contains("no chat template"), "{message}");
 }
 
 #[test]
 fn more_requests_than_the_limit_are_turned_away() {
-    let limits = ServerLimits { active_requests: 1, ..Default::default() };
+    let limits = ServerLimits { active_requests: 1, ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let server = start_with(vec![Step::Gate, STOP], limits, model);
     let first = server.send_chat("");
@@ -388,19 +391,23 @@ fn more_requests_than_the_limit_are_turned_away() {
 
 /// A server that was asked to stop while it answers, and the connection that waits for the answer.
 fn stopping(drain_timeout: Duration) -> (Scripted, std::net::TcpStream) {
-    let limits = ServerLimits { drain_timeout, ..Default::default() };
+    let limits = ServerLimits { drain_timeout, ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let script = vec![Step::Say("Jesus"), Step::Gate, Step::Say(" wept."), STOP];
-    let mut server = start_with(script, limits, model);
+    // Nobody else listens there afterwards.
+    let listener = TcpListener::bind(("127.0.0.1", ports::free_port())).unwrap();
+    let mut server = scripted::start_at(listener, script, limits, model, |server| server);
     let connection = server.send_chat(r#""stream":true"#);
     server.submitted();
+    // Its answer has begun.
+    assert_eq!(connection.peek(&mut [0]).unwrap(), 1);
     server.stop.take().unwrap().send(()).unwrap();
     (server, connection)
 }
 
 #[test]
 fn running_answers_are_finished_before_the_port_closes() {
-    let (mut server, connection) = stopping(scripted::SOON);
+    let (mut server, connection) = stopping(scripted::NEVER);
     while server.get("/health").status == 200 {}
     assert_eq!(server.get("/health").json()["state"], "draining");
     let refused = server.chat("");

@@ -254,6 +254,10 @@ impl KeySlot {
 
     /// Charges bytes of a request's body before they are worked on, or refuses them.
     pub(crate) fn spend_bytes(&self, bytes: u64) -> Result<(), ApiError> {
+        self.spend_bytes_at(bytes, Instant::now())
+    }
+
+    pub(super) fn spend_bytes_at(&self, bytes: u64, now: Instant) -> Result<(), ApiError> {
         let limits = &self.0.entry.limits;
         if let Some(most) = limits.body_bytes_per_minute.filter(|&most| bytes > most) {
             let message = format!(
@@ -263,7 +267,7 @@ impl KeySlot {
             return Err(ApiError::new(ErrorKind::TooLarge, message).with_code("body_over_limit"));
         }
         let mut spent = self.0.spent();
-        spent.refill(Instant::now());
+        spent.refill(now);
         take(&mut spent, limits, Limit::BodyBytes, bytes as f64)
     }
 

@@ -88,17 +88,9 @@ fn ports_without_a_cable_or_an_address_are_named_with_the_remedy() {
 fn an_address_that_comes_late_is_waited_for() {
     let fabric = Fabric::default();
     let [low, high] = pair(&fabric);
-    fabric.set_address("r1to0n0", None);
-    thread::scope(|scope| {
-        let later = fabric.clone();
-        scope.spawn(move || {
-            // The lateness under test.
-            thread::sleep(Duration::from_millis(200));
-            later.set_address("r1to0n0", Some(Ipv4Addr::new(10, 0, 16, 2)));
-        });
-        let links = rendezvous((0, 1), 7, [Cables::Found(&low), Cables::Found(&high)]).map(linked);
-        assert_eq!(links[1].cables(), ["r1to0n0"]);
-    });
+    fabric.set_late_address("r1to0n0", Ipv4Addr::new(10, 0, 16, 2));
+    let links = rendezvous((0, 1), 7, [Cables::Found(&low), Cables::Found(&high)]).map(linked);
+    assert_eq!(links[1].cables(), ["r1to0n0"]);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! What goes wrong on the way.
 
-use std::time::Instant;
-
 use super::{super::fabric::Fault, *};
 
 /// Rank 0's broadcasts, of which one meets a fault; the first error of rank 1.
@@ -10,18 +8,15 @@ fn broken_by(fault: Fault, len: usize) -> GroupError {
     let groups = form(&machines(&fabric, 2, 1), 7);
     on_all(&groups, |group| group.barrier(Deadline::after(LONG)).unwrap());
     fabric.fault(3, fault);
-    let start = Instant::now();
     let errors = on_all(&groups, |group| {
         let mut rounds = 0..20;
         rounds.find_map(|round: u8| {
             let mut bytes = vec![round; len];
-            let soon = Deadline::after(AT_ONCE);
-            group.broadcast(0, &mut bytes, soon).err()
+            group.broadcast(0, &mut bytes, Deadline::after(LONG)).err()
         })
     });
-    assert!(start.elapsed() < 2 * AT_ONCE, "{:?}", start.elapsed());
     let error = errors[1].clone().unwrap();
-    let (GroupError::Link { rank: 0, .. } | GroupError::Timeout { rank: 0, .. }) = error else {
+    let GroupError::Link { rank: 0, .. } = error else {
         panic!("{fault:?}: {error}");
     };
     error
@@ -60,9 +55,10 @@ fn the_last_message_of_all_is_missed_at_the_deadline() {
     let fabric = Fabric::default();
     let groups = form(&machines(&fabric, 2, 1), 7);
     fabric.fault(0, Fault::Lose);
-    let soon = Duration::from_millis(300);
     let ends = on_all(&groups, |group| {
-        group.broadcast(0, &mut vec![1], Deadline::after(soon)).map_err(|error| error.to_string())
+        let timeout = if group.rank() == 0 { LONG } else { Duration::from_millis(300) };
+        let end = group.broadcast(0, &mut vec![1], Deadline::after(timeout));
+        end.map_err(|error| error.to_string())
     });
     assert_eq!(ends[0], Ok(()));
     assert!(ends[1].as_ref().unwrap_err().starts_with("rank 0 did not answer within "));
@@ -84,11 +80,7 @@ fn a_rank_that_receives_late_is_waited_for_until_the_deadline() {
     let fabric = Fabric::default();
     let groups = form(&machines(&fabric, 2, 1), 7);
     let rounds = 60;
-    let late = |group: &LinkedGroup, lateness, timeout| {
-        if group.rank() == 1 {
-            // The lateness under test: the messages of the first rounds wait, the others for credit.
-            thread::sleep(lateness);
-        }
+    let broadcasts = |group: &LinkedGroup, timeout| {
         (0..rounds).find_map(|round: u8| {
             let mut bytes = vec![round; 5000];
             let end = group.broadcast(0, &mut bytes, Deadline::after(timeout)).err();
@@ -96,10 +88,16 @@ fn a_rank_that_receives_late_is_waited_for_until_the_deadline() {
             end
         })
     };
-    let lateness = Duration::from_millis(300);
-    assert_eq!(on_all(&groups, |group| late(group, lateness, LONG)), [None, None]);
-    let ends = on_all(&groups, |group| late(group, lateness, lateness / 3));
-    let end = ends[0].clone().unwrap();
+    let ends = on_all(&groups, |group| {
+        if group.rank() == 1 {
+            // The lateness under test: the messages of the first rounds wait, the others for credit.
+            thread::sleep(Duration::from_millis(300));
+        }
+        broadcasts(group, LONG)
+    });
+    assert_eq!(ends, [None, None]);
+    // Rank 1 receives nothing before rank 0 has given up.
+    let end = broadcasts(&groups[0], Duration::from_millis(100)).unwrap();
     assert!(matches!(end, GroupError::Timeout { rank: 1, .. }), "{end}");
     assert_eq!(fabric.waited(), 0, "nothing is sent that has no RECV");
 }
@@ -109,21 +107,18 @@ fn a_rank_that_leaves_wakes_who_waits_for_it() {
     let fabric = Fabric::default();
     let mut groups = form(&machines(&fabric, 3, 1), 7);
     let last = groups.pop().unwrap();
-    let start = Instant::now();
     thread::scope(|scope| {
         scope.spawn(move || drop(last));
         for error in on_all(&groups, |group| group.barrier(Deadline::after(LONG)).unwrap_err()) {
             assert!(matches!(error, GroupError::Lost { rank: 2, .. }), "{error}");
         }
     });
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
 }
 
 #[test]
 fn an_abort_reaches_ranks_that_send_and_that_receive() {
     let fabric = Fabric::default();
     let groups = form(&machines(&fabric, 3, 1), 7);
-    let start = Instant::now();
     let errors = on_all(&groups, |group| match group.rank() {
         // More than the lanes hold: it waits for credit.
         0 => {
@@ -137,7 +132,6 @@ fn an_abort_reaches_ranks_that_send_and_that_receive() {
             GroupError::Aborted("enough".to_owned())
         }
     });
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
     // Rank 1 may see rank 0's broadcast where it expects a barrier before it is told.
     assert_eq!(errors[2], GroupError::Aborted("enough".to_owned()));
     for error in &errors[..2] {
@@ -152,9 +146,7 @@ fn a_cable_that_goes_dead_without_a_word_is_missed_at_the_deadline() {
     let groups = form(&machines(&fabric, 2, 1), 7);
     fabric.cut("r0to1n0");
     let soon = Duration::from_millis(300);
-    let start = Instant::now();
     let errors =
         on_all(&groups, |group| group.barrier(Deadline::after(soon)).unwrap_err().to_string());
     assert!(errors.iter().any(|error| error.contains("did not answer within ")), "{errors:?}");
-    assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
 }

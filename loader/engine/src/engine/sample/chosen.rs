@@ -101,7 +101,7 @@ mod tests {
     fn mlx_finds_the_best_tokens_of_whole_rows() {
         let Some(mlx) = mlx() else { return };
         let group = thread_groups(1, 1).remove(0);
-        let ranks = Ranks::all(group.as_ref(), Duration::from_secs(20));
+        let ranks = Ranks::all(group.as_ref(), Duration::from_mins(10));
         let (mut certain, mut finite) = (0, 0);
         for round in 0..100 {
             let values = logits(round);

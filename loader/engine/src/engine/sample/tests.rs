@@ -7,7 +7,7 @@ use shardpack_engine_api::{PromptOutput, Sampling, TokenId};
 use super::*;
 use crate::testing::group::thread_groups;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 fn params_of(sampling: Sampling) -> SamplingParams {
     SamplingParams {

@@ -16,7 +16,7 @@ use crate::engine::{
 };
 
 /// For threads; only a failing test waits that long.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_mins(10);
 
 /// A schedule whose steps are computed by nobody, on a clock of its own.
 struct Steps {

@@ -7,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc::{SyncSender, sync_channel},
     thread,
-    time::Instant,
 };
 
 use super::{
@@ -143,12 +142,10 @@ fn damage_at_the_source_is_named_and_never_given_away() {
 fn what_the_source_cannot_read_is_told_at_once() {
     let (_directory, folder) = package();
     fs::remove_file(folder.join("config.json")).unwrap();
-    let begun = Instant::now();
     let error = stream(&folder, 2, Packing::Stored).unwrap_err();
     let OpenError::Chunk { file, source, .. } = &error else { panic!("{error:?}") };
     assert_eq!(file, "config.json");
     assert!(source.to_string().contains("config.json: No such file"), "{source}");
-    assert!(begun.elapsed() < STREAM_TIMEOUT / 2);
 }
 
 #[test]

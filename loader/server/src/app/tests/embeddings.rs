@@ -7,7 +7,7 @@ use shardpack_formats::spec::{Embedding, Pooling};
 
 use super::{
     super::*,
-    scripted::{Reply, Scripted, Step, kjv, send, start, start_with},
+    scripted::{PATIENT, Reply, Scripted, Step, kjv, send, start, start_with},
 };
 
 const DONE: Step = Step::Finish(FinishReason::Length);
@@ -19,7 +19,7 @@ fn trained(normalize: bool) -> ChatModel {
 
 fn server(normalize: bool, vector: &[f32]) -> Scripted {
     let script = vec![Step::Embed(vector.to_vec()), DONE];
-    start_with(script, ServerLimits::default(), trained(normalize))
+    start_with(script, PATIENT, trained(normalize))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn ollamas_clients_get_embeddings() {
 #[test]
 fn a_failure_ends_the_whole_request() {
     let script = vec![Step::Fail("rank 1 is gone", true)];
-    let server = start_with(script, ServerLimits::default(), trained(true));
+    let server = start_with(script, PATIENT, trained(true));
     let (status, message) = server.post("/v1/embeddings", &json!({"input": ["a", "b"]})).error();
     assert!(status == 503 && message.contains("rank 1 is gone"), "{message}");
 }
@@ -133,7 +133,7 @@ fn documents_are_ordered_by_similarity() {
     std::thread::spawn(move || script.play(&again, handle, &commands));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let server = Server::new(model, engine, vec!["e".to_owned()], ServerLimits::default());
+    let server = Server::new(model, engine, vec!["e".to_owned()], PATIENT);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(move || {
         let stopped = async {

@@ -6,8 +6,8 @@ use shardpack_chat::model::ChatModel;
 use shardpack_formats::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
-    STOP, ServerLimits,
-    scripted::{Reply, Scripted, Step, kjv, named_events, start_with},
+    STOP,
+    scripted::{PATIENT, Reply, Scripted, Step, kjv, named_events, start_with},
 };
 
 /// What a client got.
@@ -31,7 +31,7 @@ fn text(value: &Value) -> &str {
 
 fn serve(style: OutputStyle, says: &'static str) -> Scripted {
     let model = ChatModel::open(kjv()).unwrap().with_style(Some(style));
-    start_with(vec![Step::Say(says), STOP], ServerLimits::default(), model)
+    start_with(vec![Step::Say(says), STOP], PATIENT, model)
 }
 
 fn schema() -> Value {

@@ -5,7 +5,7 @@ use std::{
     io::Read,
     sync::{Arc, atomic::Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -14,15 +14,15 @@ use shardpack_engine_api::EngineState;
 use super::{
     ServerLimits,
     hosted::{Hosted, entry, start_hosted},
-    scripted::{Reply, SOON, Serving},
+    scripted::{NEVER, PATIENT, Reply, Serving, read_until, wait_until},
 };
 use crate::{ApiKeys, HostOptions, KeyFile, KeyLimits, ModelEntry, Scope};
 
-const ON_DEMAND: HostOptions = HostOptions { on_demand: true, load_timeout: SOON };
-const AT_START: HostOptions = HostOptions { on_demand: false, load_timeout: SOON };
+const ON_DEMAND: HostOptions = HostOptions { on_demand: true, load_timeout: NEVER };
+const AT_START: HostOptions = HostOptions { on_demand: false, load_timeout: NEVER };
 
 fn start(entries: Vec<ModelEntry>, limit: u64, options: HostOptions) -> (Serving, Arc<Hosted>) {
-    start_hosted(entries, limit, options, ServerLimits::default(), |server| server)
+    start_hosted(entries, limit, options, PATIENT, |server| server)
 }
 
 fn state(server: &Serving, name: &str) -> String {
@@ -30,11 +30,11 @@ fn state(server: &Serving, name: &str) -> String {
 }
 
 fn await_state(server: &Serving, name: &str, expected: &str) {
-    let begun = Instant::now();
-    while state(server, name) != expected {
-        assert!(begun.elapsed() < SOON, "{name} is {}, not {expected}", state(server, name));
-        thread::sleep(Duration::from_millis(2));
-    }
+    wait_until(&format!("{name} is {expected}"), || state(server, name) == expected);
+}
+
+fn await_submitted(host: &Hosted, count: u32) {
+    wait_until("requests are with an engine", || host.submitted.load(Ordering::SeqCst) >= count);
 }
 
 fn chat(model: &str, stream: bool) -> Value {
@@ -112,25 +112,15 @@ fn another_set_takes_a_models_place_without_a_pause() {
     host.took();
     host.answering.close();
     let ask = || said(&server.post("/v1/chat/completions", &chat("alpha-alias", false)));
-    let submitted = |count| {
-        let begun = Instant::now();
-        while host.submitted.load(Ordering::SeqCst) < count {
-            assert!(begun.elapsed() < SOON, "{count} requests are with an engine");
-            thread::sleep(Duration::from_millis(2));
-        }
-    };
     thread::scope(|scope| {
         let before = scope.spawn(ask);
-        submitted(1);
+        await_submitted(&host, 1);
         let swapped = scope.spawn(|| swap(&server, "alpha", "alpha@2"));
-        let begun = Instant::now();
-        let progress = || server.get("/v1/models/alpha").json()["swap"].clone();
-        while progress() != "requests of the old set still run" {
-            assert!(begun.elapsed() < SOON, "{}", progress());
-            thread::sleep(Duration::from_millis(2));
-        }
+        wait_until("requests of the old set still run", || {
+            server.get("/v1/models/alpha").json()["swap"] == "requests of the old set still run"
+        });
         let after = scope.spawn(ask);
-        submitted(2);
+        await_submitted(&host, 2);
         assert_eq!(host.took(), ["+alpha@2"], "the old one stays for its request");
         let memory = server.get("/v1/models/beta").json()["memory"][0].clone();
         assert_eq!(memory["machine_taken_bytes"], 15, "both count");
@@ -285,6 +275,8 @@ fn the_least_recently_used_model_leaves_for_the_one_that_is_asked_for() {
     ask("beta");
     assert_eq!(host.took(), ["-alpha", "+beta"]);
     assert_eq!(state(&server, "alpha"), "unloaded");
+    let timeouts = host.load_timeouts.lock().unwrap().clone();
+    assert!(timeouts.iter().all(|left| *left > NEVER / 2), "what is left of theirs: {timeouts:?}");
 }
 
 #[test]
@@ -316,33 +308,32 @@ fn pinned_models_stay_and_refusals_have_numbers() {
 
 #[test]
 fn streams_wait_for_their_model_with_comments() {
-    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..Default::default() };
+    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..PATIENT };
     let (server, host) =
         start_hosted(vec![entry("alpha", 1)], 1, ON_DEMAND, limits, |server| server);
     host.loading.close();
     let ask = |path: &str, body: &Value| server.send("POST", path, &body.to_string());
     let mut waiting = ask("/v1/chat/completions", &chat("alpha", true));
-    let mut head = [0; 512];
     let mut text = String::new();
-    while !text.contains(": keep-alive\n\n") {
-        let count = waiting.read(&mut head).unwrap();
-        assert!(count > 0, "{text}");
-        text.push_str(std::str::from_utf8(&head[..count]).unwrap());
-    }
+    read_until(&mut waiting, ": keep-alive\n\n", &mut text);
     assert!(text.starts_with("HTTP/1.1 200") && !text.contains("data:"), "{text}");
     let detail = server.get("/v1/models/alpha").json();
     assert_eq!(detail["state"], "loading");
     assert_eq!(detail["state_detail"], "half of it");
     assert_eq!(detail["requests"], json!({"running": 0, "waiting": 1}));
     let whole = ask("/v1/chat/completions", &chat("alpha", false));
-    let other = ask("/v1/messages", &chat("alpha", true));
+    let mut other = ask("/v1/messages", &chat("alpha", true));
     let lines = ask("/api/chat", &chat("alpha", true));
-    thread::sleep(Duration::from_millis(20));
+    let mut other_text = String::new();
+    read_until(&mut other, ": keep-alive\n\n", &mut other_text);
+    // It has begun too, without a comment.
+    assert_eq!(lines.peek(&mut [0]).unwrap(), 1);
     host.loading.open();
     waiting.read_to_string(&mut text).unwrap();
     assert!(text.contains("\"content\":\"") && text.contains("[DONE]"), "{text}");
     assert_eq!(said(&Reply::read(whole)), "alpha");
-    let other = Reply::read(other);
+    other.read_to_string(&mut other_text).unwrap();
+    let other = Reply::parse(&other_text);
     assert!(other.body.starts_with(": keep-alive\n\n"), "{}", other.body);
     assert!(other.body.contains("event: message_stop"), "{}", other.body);
     let lines = Reply::read(lines);
@@ -352,16 +343,19 @@ fn streams_wait_for_their_model_with_comments() {
 
 #[test]
 fn failures_to_load_are_told_in_the_dialects_form_and_can_be_repeated() {
-    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..Default::default() };
+    let limits = ServerLimits { keep_alive: Duration::from_millis(5), ..PATIENT };
     let (server, host) =
         start_hosted(vec![entry("alpha", 1)], 1, ON_DEMAND, limits, |server| server);
     *host.fails.lock().unwrap() = Some("alpha");
     host.loading.close();
-    let stream = server.send("POST", "/v1/messages", &chat("alpha", true).to_string());
+    let mut stream = server.send("POST", "/v1/messages", &chat("alpha", true).to_string());
     let whole = server.send("POST", "/v1/chat/completions", &chat("alpha", false).to_string());
-    thread::sleep(Duration::from_millis(30));
+    let mut text = String::new();
+    read_until(&mut stream, ": keep-alive\n\n", &mut text);
+    wait_until("both wait", || server.get("/v1/models/alpha").json()["requests"]["waiting"] == 2);
     host.loading.open();
-    let stream = Reply::read(stream);
+    stream.read_to_string(&mut text).unwrap();
+    let stream = Reply::parse(&text);
     assert_eq!(stream.status, 200, "it had begun");
     assert!(stream.body.contains("event: error"), "{}", stream.body);
     assert!(stream.body.contains("its package is broken"), "{}", stream.body);
@@ -388,43 +382,56 @@ fn a_model_whose_engine_has_failed_is_loaded_again() {
 
 #[test]
 fn waiting_has_an_end() {
-    let options = HostOptions { load_timeout: Duration::from_millis(1500), ..ON_DEMAND };
+    let options = HostOptions { load_timeout: Duration::from_millis(50), ..ON_DEMAND };
     let (server, host) = start(vec![entry("alpha", 1), entry("beta", 1)], 1, options);
-    assert_eq!(said(&server.post("/v1/chat/completions", &chat("alpha", false))), "alpha");
+    // A client may give up earlier than a model is there that has room.
+    let load = |model: &str| {
+        server.post("/v1/models/load", &json!({"model": model}));
+        await_state(&server, model, "loaded");
+    };
+    load("alpha");
     // A request of alpha goes on for longer than one of beta may wait.
     host.answering.close();
     let running = server.send("POST", "/v1/chat/completions", &chat("alpha", false).to_string());
-    while host.submitted.load(Ordering::SeqCst) < 2 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    await_submitted(&host, 1);
     let (status, message) = server.post("/v1/chat/completions", &chat("beta", false)).error();
-    assert!(status == 503 && message.contains("within 1.5 s"), "{message}");
+    assert!(status == 503 && message.contains("within 0.05 s"), "{message}");
+    await_state(&server, "beta", "unloaded");
+    await_state(&server, "alpha", "loaded");
     host.answering.open();
     assert_eq!(said(&Reply::read(running)), "alpha", "nothing has cut it off");
-    await_state(&server, "beta", "unloaded");
+    server.post("/v1/models/unload", &json!({"model": "alpha"}));
+    await_state(&server, "alpha", "unloaded");
+    load("beta");
     assert_eq!(said(&server.post("/v1/chat/completions", &chat("beta", false))), "beta");
     assert_eq!(host.took(), ["+alpha", "-alpha", "+beta"]);
 }
 
 #[test]
 fn unloading_waits_for_running_requests_and_then_ends_them() {
-    let limits =
-        ServerLimits { drain_timeout: Duration::from_millis(40), ..ServerLimits::default() };
-    let (server, host) =
-        start_hosted(vec![entry("alpha", 1), entry("beta", 1)], 2, AT_START, limits, |it| it);
-    await_state(&server, "alpha", "loaded");
-    await_state(&server, "beta", "loaded");
-    host.answering.close();
-    let ask = || server.send("POST", "/v1/chat/completions", &chat("alpha", false).to_string());
-    let running = ask();
-    while host.submitted.load(Ordering::SeqCst) < 1 {
-        thread::sleep(Duration::from_millis(1));
-    }
-    let body = json!({"model": "alpha"}).to_string();
-    let unloading = server.send("POST", "/v1/models/unload", &body);
+    let unload = |drain_timeout: Duration| {
+        let limits = ServerLimits { drain_timeout, ..PATIENT };
+        let (server, host) =
+            start_hosted(vec![entry("alpha", 1), entry("beta", 1)], 2, AT_START, limits, |it| it);
+        await_state(&server, "alpha", "loaded");
+        await_state(&server, "beta", "loaded");
+        host.answering.close();
+        let chat = chat("alpha", false).to_string();
+        let running = server.send("POST", "/v1/chat/completions", &chat);
+        await_submitted(&host, 1);
+        let body = json!({"model": "alpha"}).to_string();
+        let unloading = server.send("POST", "/v1/models/unload", &body);
+        (server, host, running, unloading)
+    };
+    let (server, host, running, unloading) = unload(NEVER);
     await_state(&server, "alpha", "draining");
-    let (status, message) = Reply::read(ask()).error();
+    let (status, message) = server.post("/v1/chat/completions", &chat("alpha", false)).error();
     assert!(status == 503 && message.contains("is being unloaded"), "{message}");
+    host.answering.open();
+    assert_eq!(said(&Reply::read(running)), "alpha", "it was waited for");
+    assert_eq!(Reply::read(unloading).json()["state"], "unloaded");
+
+    let (server, host, running, unloading) = unload(Duration::from_millis(1));
     let (status, message) = Reply::read(running).error();
     assert!(status == 503 && message.contains("model_unloading"), "{message}");
     assert_eq!(Reply::read(unloading).json()["state"], "unloaded");
@@ -435,7 +442,8 @@ fn unloading_waits_for_running_requests_and_then_ends_them() {
 #[test]
 fn idle_models_leave_and_ollamas_clients_say_when() {
     let idle = ModelEntry { idle_timeout: Some(Duration::from_millis(1)), ..entry("alpha", 1) };
-    let (server, host) = start(vec![idle, entry("beta", 1)], 2, ON_DEMAND);
+    let gamma = ModelEntry { idle_timeout: idle.idle_timeout, ..entry("gamma", 1) };
+    let (server, host) = start(vec![idle, entry("beta", 1), gamma], 3, ON_DEMAND);
     assert_eq!(said(&server.post("/v1/chat/completions", &chat("alpha", false))), "alpha");
     assert_eq!(said(&server.post("/v1/chat/completions", &chat("beta", false))), "beta");
     await_state(&server, "alpha", "unloaded");
@@ -450,7 +458,9 @@ fn idle_models_leave_and_ollamas_clients_say_when() {
     assert_eq!(reside("alpha", json!("1h")), "load");
     let running = server.get("/api/ps").json();
     assert_eq!(running["models"][0]["name"], "alpha");
-    thread::sleep(Duration::from_millis(600));
+    // Another one is looked at after it.
+    assert_eq!(said(&server.post("/v1/chat/completions", &chat("gamma", false))), "gamma");
+    await_state(&server, "gamma", "unloaded");
     assert_eq!(state(&server, "alpha"), "loaded", "an hour is longer than its own time-out");
     assert_eq!(reside("alpha", json!(0)), "unload");
     assert_eq!(state(&server, "alpha"), "unloaded");
@@ -458,7 +468,7 @@ fn idle_models_leave_and_ollamas_clients_say_when() {
     let body = json!({"model": "beta", "prompt": "a", "keep_alive": 0, "stream": false});
     assert_eq!(server.post("/api/generate", &body).json()["response"], "beta");
     await_state(&server, "beta", "unloaded");
-    assert_eq!(host.took(), ["+alpha", "-alpha", "-beta"]);
+    assert_eq!(host.took(), ["+alpha", "+gamma", "-gamma", "-alpha", "-beta"]);
 }
 
 #[test]
@@ -467,7 +477,7 @@ fn only_keys_of_the_scope_admin_change_what_is_loaded() {
     let infer = file.add("me", BTreeSet::from([Scope::Infer]), KeyLimits::default()).unwrap();
     let scopes = BTreeSet::from([Scope::Admin, Scope::Infer]);
     let admin = file.add("admin", scopes, KeyLimits::default()).unwrap();
-    let limits = ServerLimits::default();
+    let limits = PATIENT;
     let (server, _) = start_hosted(vec![entry("alpha", 1)], 1, AT_START, limits, |server| {
         server.with_keys(ApiKeys::new(file).unwrap())
     });
@@ -489,7 +499,7 @@ fn only_keys_of_the_scope_admin_change_what_is_loaded() {
 
 #[test]
 fn no_model_takes_the_places_of_another() {
-    let limits = ServerLimits { active_requests: 4, ..ServerLimits::default() };
+    let limits = ServerLimits { active_requests: 4, ..PATIENT };
     let entries = vec![ModelEntry { priority: 3, ..entry("alpha", 1) }, entry("beta", 1)];
     let (server, host) = start_hosted(entries, 2, AT_START, limits, |server| server);
     await_state(&server, "alpha", "loaded");
@@ -500,17 +510,13 @@ fn no_model_takes_the_places_of_another() {
     let mut running = Vec::new();
     for count in 1..=3 {
         running.push(ask("alpha"));
-        while host.submitted.load(Ordering::SeqCst) < count {
-            thread::sleep(Duration::from_millis(1));
-        }
+        await_submitted(&host, count);
     }
     let (status, message) = Reply::read(ask("alpha")).error();
     assert!(status == 503 && message.contains("queue_full"), "{message}");
     assert!(message.contains("3 of the server's 4 places"), "{message}");
     let beta = ask("beta");
-    while host.submitted.load(Ordering::SeqCst) < 4 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    await_submitted(&host, 4);
     host.answering.open();
     assert_eq!(said(&Reply::read(beta)), "beta");
     for reply in running {

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use shardpack_chat::ChatModel;
 
 use super::{
-    STOP, ServerLimits,
-    scripted::{Reply, Scripted, Seen, Step, kjv, start, start_changed},
+    STOP,
+    scripted::{PATIENT, Reply, Scripted, Seen, Step, kjv, start, start_changed},
 };
 use crate::ModelInfo;
 
@@ -27,7 +27,7 @@ fn described() -> Scripted {
         ..ModelInfo::default()
     };
     let model = ChatModel::open(kjv()).unwrap();
-    let limits = ServerLimits::default();
+    let limits = PATIENT;
     start_changed(vec![STOP], limits, model, |server| server.with_info(info))
 }
 

@@ -4,8 +4,6 @@ use std::{
     collections::BTreeSet,
     io::Read,
     sync::{Arc, Mutex},
-    thread,
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -13,7 +11,7 @@ use shardpack_chat::ChatModel;
 
 use super::{
     STOP, Scripted, ServerLimits, kjv,
-    scripted::{Reply, Seen, Step, start, start_changed},
+    scripted::{PATIENT, Reply, Seen, Step, start, start_changed, wait_until},
 };
 use crate::{
     ApiKeys, KeyFile, KeyLimits, Scope, Server, ServerEvents, error::Shape, routes::ROUTES,
@@ -22,7 +20,7 @@ use crate::{
 const BODY: &str = r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":5}"#;
 
 fn start_server(script: Vec<Step>, change: impl FnOnce(Server) -> Server) -> Scripted {
-    start_changed(script, ServerLimits::default(), ChatModel::open(kjv()).unwrap(), change)
+    start_changed(script, PATIENT, ChatModel::open(kjv()).unwrap(), change)
 }
 
 fn ask(server: &Scripted, key: &str, method: &str, path: &str) -> Reply {
@@ -269,7 +267,7 @@ fn readiness_follows_the_engine() {
 /// nothing is left behind.
 #[test]
 fn crowd_is_answered_or_turned_away() {
-    let limits = ServerLimits { active_requests: 8, ..ServerLimits::default() };
+    let limits = ServerLimits { active_requests: 8, ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let server = start_changed(vec![Step::Say("Jesus wept."), STOP], limits, model, |s| s);
     let connections: Vec<_> = (0..60).map(|_| server.send_chat(r#""stream":true"#)).collect();
@@ -368,19 +366,15 @@ fn drafts_are_counted_on_when_a_rank_begins_anew() {
 
 /// Every slot is free and nothing counts as running.
 fn assert_idle(server: &Scripted) {
-    for _ in 0..2000 {
+    wait_until("no request is left behind", || {
         let stats = ask(server, "", "GET", "/stats").json();
-        if stats["requests"]["running"] == 0 && stats["requests"]["waiting"] == 0 {
-            return;
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    panic!("requests are left behind");
+        stats["requests"]["running"] == 0 && stats["requests"]["waiting"] == 0
+    });
 }
 
 #[test]
 fn places_of_clients_that_leave_are_free_again() {
-    let limits = ServerLimits { active_requests: 1, ..ServerLimits::default() };
+    let limits = ServerLimits { active_requests: 1, ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let script = vec![Step::Say("Jesus"), Step::AwaitCancel];
     let server = start_changed(script, limits, model, |server| server);

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use shardpack_chat::ChatModel;
 
 use super::{
-    STOP, ServerLimits,
-    scripted::{Reply, SOON, Scripted, kjv, start_changed},
+    STOP,
+    scripted::{HANG, PATIENT, Reply, Scripted, kjv, start_changed},
 };
 use crate::{
     ApiKeys, KeyFile, KeyLimits, ModelStore, ModelStoreError, PullReport, PullStatus, Scope, Server,
@@ -71,7 +71,7 @@ fn served(change: impl FnOnce(Server) -> Server) -> Served {
     let (sender, ended) = mpsc::channel();
     let store = Store { stored: Mutex::default(), gate: Mutex::new(gate), ended: sender };
     let model = ChatModel::open(kjv()).unwrap();
-    let limits = ServerLimits::default();
+    let limits = PATIENT;
     let server = start_changed(vec![STOP], limits, model, |server| {
         change(server.with_store(Arc::new(store)))
     });
@@ -105,7 +105,7 @@ fn a_model_is_fetched_with_its_progress_and_deleted() {
             json!({"status": "success"})
         ]
     );
-    assert!(ended.recv_timeout(SOON).unwrap());
+    assert!(ended.recv_timeout(HANG).unwrap());
     open.send(()).unwrap();
     let whole = server.post("/api/pull", &json!({"name": "org/other", "stream": false}));
     assert_eq!(whole.json(), json!({"status": "success"}));
@@ -132,7 +132,7 @@ fn one_model_is_fetched_at_a_time_and_ends_with_its_client() {
     let second = server.post("/api/pull", &json!({"model": "org/other", "stream": false}));
     assert!(second.status == 503 && second.body.contains("being fetched"), "{}", second.body);
     drop(first);
-    assert!(!ended.recv_timeout(SOON).unwrap(), "nobody waits for it any more");
+    assert!(!ended.recv_timeout(HANG).unwrap(), "nobody waits for it any more");
     assert_eq!(delete(&server, "org/other").status, 404);
     drop(open);
 }

@@ -30,7 +30,7 @@ use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
     STOP, ServerLimits,
-    scripted::{Scripted, Step, kjv, named_events, start, start_with},
+    scripted::{PATIENT, Scripted, Step, kjv, named_events, start, start_with},
 };
 
 const LENGTH: Step = Step::Finish(FinishReason::Length);
@@ -155,8 +155,7 @@ fn a_prompt_without_room_fails_in_the_stream_of_responses_and_by_status_elsewher
 
 #[test]
 fn silent_messages_are_kept_alive_by_pings() {
-    let limits =
-        ServerLimits { keep_alive: std::time::Duration::from_millis(5), ..ServerLimits::default() };
+    let limits = ServerLimits { keep_alive: std::time::Duration::from_millis(5), ..PATIENT };
     let model = ChatModel::open(kjv()).unwrap();
     let server = start_with(vec![Step::Gate, Step::Say("Jesus"), STOP], limits, model);
     let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 5,
@@ -176,7 +175,7 @@ fn silent_messages_are_kept_alive_by_pings() {
 
 fn styled(style: OutputStyle, script: Vec<Step>) -> Scripted {
     let model = ChatModel::open(kjv()).unwrap().with_style(Some(style));
-    start_with(script, ServerLimits::default(), model)
+    start_with(script, PATIENT, model)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::mpsc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -21,8 +21,25 @@ use tokio::sync::oneshot;
 
 use super::super::*;
 
-/// For everything that must happen soon; only a failing test waits that long.
-pub(super) const SOON: Duration = Duration::from_secs(20);
+/// Only a test that hangs waits that long.
+pub(super) const HANG: Duration = Duration::from_mins(10);
+
+/// No deadline ends anything, so that what a test sees has the cause that the test names.
+pub(super) const PATIENT: ServerLimits = ServerLimits {
+    body_bytes: 8 << 20,
+    connections: 8192,
+    head_timeout: NEVER,
+    active_requests: 256,
+    body_timeout: NEVER,
+    event_timeout: NEVER,
+    request_timeout: NEVER,
+    keep_alive: NEVER,
+    write_timeout: NEVER,
+    drain_timeout: NEVER,
+};
+
+/// Longer than any test.
+pub(super) const NEVER: Duration = Duration::from_hours(1000);
 
 /// What the engine does with a request, in order.
 #[derive(Clone, Debug)]
@@ -68,7 +85,10 @@ pub(super) struct Serving {
 
 impl Serving {
     pub(super) fn start(server: Server) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_at(TcpListener::bind("127.0.0.1:0").unwrap(), server)
+    }
+
+    pub(super) fn start_at(listener: TcpListener, server: Server) -> Self {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let server = thread::spawn(move || {
@@ -101,7 +121,7 @@ pub(super) fn kjv() -> &'static Path {
 
 /// A server over an engine that plays the same steps for every request.
 pub(super) fn start(script: Vec<Step>) -> Scripted {
-    start_with(script, ServerLimits::default(), ChatModel::open(kjv()).unwrap())
+    start_with(script, PATIENT, ChatModel::open(kjv()).unwrap())
 }
 
 pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatModel) -> Scripted {
@@ -109,6 +129,18 @@ pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatMod
 }
 
 pub(super) fn start_changed(
+    script: Vec<Step>,
+    limits: ServerLimits,
+    model: ChatModel,
+    change: impl FnOnce(Server) -> Server,
+) -> Scripted {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    start_at(listener, script, limits, model, change)
+}
+
+/// The same at a socket that a client may have reached before.
+pub(super) fn start_at(
+    listener: TcpListener,
     script: Vec<Step>,
     limits: ServerLimits,
     model: ChatModel,
@@ -174,7 +206,7 @@ pub(super) fn start_changed(
     });
     let names = vec!["kjv-4m".to_owned(), "org/alias".to_owned()];
     let server = change(Server::new(model, engine.clone(), names, limits));
-    Scripted { engine, seen, gate, serving: Serving::start(server) }
+    Scripted { engine, seen, gate, serving: Serving::start_at(listener, server) }
 }
 
 fn await_cancel(
@@ -200,7 +232,7 @@ pub(super) fn send(
     body: &str,
 ) -> TcpStream {
     let mut connection = TcpStream::connect(address).unwrap();
-    connection.set_read_timeout(Some(SOON)).unwrap();
+    connection.set_read_timeout(Some(HANG)).unwrap();
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
@@ -212,7 +244,7 @@ pub(super) fn send(
 
 impl Scripted {
     pub(super) fn seen(&self) -> Seen {
-        self.seen.recv_timeout(SOON).expect("the engine sees something soon")
+        self.seen.recv_timeout(HANG).expect("the engine sees something soon")
     }
 
     pub(super) fn submitted(&self) -> GenerateRequest {
@@ -272,6 +304,25 @@ impl Drop for Serving {
     }
 }
 
+/// Waits for what nothing announces.
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < HANG, "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Reads until what has come contains `words`, and appends it to `text`.
+pub(super) fn read_until(connection: &mut TcpStream, words: &str, text: &mut String) {
+    let mut piece = [0; 512];
+    while !text.contains(words) {
+        let count = connection.read(&mut piece).unwrap();
+        assert!(count > 0, "{words:?} never came: {text}");
+        text.push_str(std::str::from_utf8(&piece[..count]).unwrap());
+    }
+}
+
 /// A response as it came.
 pub(super) struct Reply {
     pub(super) status: u16,
@@ -283,7 +334,11 @@ impl Reply {
     pub(super) fn read(mut connection: TcpStream) -> Self {
         let mut bytes = Vec::new();
         connection.read_to_end(&mut bytes).unwrap();
-        let text = String::from_utf8(bytes).unwrap();
+        Self::parse(std::str::from_utf8(&bytes).unwrap())
+    }
+
+    /// A response of which all has come.
+    pub(super) fn parse(text: &str) -> Self {
         let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");
         let head = head.to_ascii_lowercase();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use shardpack_chat::model::ChatModel;
 
 use super::{
-    STOP, ServerLimits,
+    STOP,
     dialects::prompt,
-    scripted::{Step, kjv, start, start_with},
+    scripted::{PATIENT, Step, kjv, start, start_with},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -188,7 +188,7 @@ fn a_forced_call_is_one_where_the_template_shows_no_tools() {
         let said = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n\
             <tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
         let model = ChatModel::open(folder).unwrap();
-        let server = start_with(vec![Step::Say(said), STOP], ServerLimits::default(), model);
+        let server = start_with(vec![Step::Say(said), STOP], PATIENT, model);
         let tools = json!([{"type": "function", "function": {"name": "f"}}]);
         let reply = server.post(CHAT, &body(json!({"tools": tools, "tool_choice": choice})));
         let calls = &reply.json()["choices"][0]["message"]["tool_calls"];
