@@ -29,11 +29,11 @@ optimized=()
 compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     optimized=(--config profile.release.opt-level=0)
-    for package in kernels formats converter; do
+    for package in quantize kernels formats converter; do
         optimized+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
     optimized+=(--config profile.release.package.shardpack-kernels.codegen-units=16
-        --config profile.release.package.shardpack-formats.codegen-units=16)
+        --config profile.release.package.shardpack-quantize.codegen-units=16)
     compression=--fast
 fi
 

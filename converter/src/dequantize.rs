@@ -1,6 +1,6 @@
 //! Rows of a stored matrix as floats.
 
-use shardpack_formats::{
+use shardpack_quantize::{
     AffineFormat, Dtype, FloatFormat, Platform,
     affine::{cast, unpack, widen},
     float_groups::dequantize,
@@ -93,7 +93,7 @@ pub(crate) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> 
 
 #[cfg(test)]
 mod tests {
-    use shardpack_formats::affine::pack;
+    use shardpack_quantize::affine::pack;
 
     use super::*;
 

@@ -10,11 +10,11 @@ use std::{
 };
 
 use shardpack_formats::{
-    Dtype,
     container::TensorInfo,
     learned::{LEARNED_FILE, Learned, LearnedEntry, LearnedError, MAX_LEARNED_BYTES},
 };
 use shardpack_manifests::Digest;
+use shardpack_quantize::Dtype;
 
 use crate::measured;
 

@@ -15,8 +15,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
 use shardpack_formats::{
-    Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, SourceTensor, TensorPlan,
-    chat,
+    Importance, Normalised, OwnRules, Role, RulePack, SourceTensor, TensorPlan, chat,
     imatrix::ImatrixError,
     normalise::{ResolveError, View, reads, resolve, rows_and_columns},
     rules::ShardingRule,
@@ -27,6 +26,7 @@ use shardpack_manifests::{
     layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
+use shardpack_quantize::{Dtype, Rounding};
 
 use crate::{
     learned::{LearnedScales, ScalesError},

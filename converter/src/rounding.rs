@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use shardpack_formats::{
+use shardpack_formats::sensitivity::{FormatError, PROBE_BITS, TRIED_BITS, TRIED_GROUPS};
+use shardpack_quantize::{
     AffineFormat, Dtype, Rounding,
     affine::{self, QuantizeError, QuantizeOptions},
-    sensitivity::{FormatError, PROBE_BITS, TRIED_BITS, TRIED_GROUPS},
 };
 
 use crate::{

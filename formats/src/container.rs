@@ -12,7 +12,7 @@
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// Where the data section of our files begins: a multiple of the page size of Apple silicon.
 pub const DATA_ALIGNMENT: u64 = 16 << 10;

@@ -32,13 +32,13 @@ use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use zerocopy::IntoBytes;
 
-use crate::dtype::Dtype;
 pub use adjusted::Adjustment;
 pub use config::{Documents, StoredConfig};
 pub use gguf::group_gguf;
 pub use group::{Grouped, are_plain, group};
 pub use pickled::group_pickled;
 pub use repack::Repacked;
+use shardpack_quantize::dtype::Dtype;
 
 /// The bytes of small tensors that say how others are stored, by name; see
 /// [`StoredConfig::is_description`].
@@ -348,7 +348,7 @@ impl Logical {
     }
 }
 
-/// Floats as the little-endian bytes that [`crate::affine`] takes.
+/// Floats as the little-endian bytes that [`shardpack_quantize::affine`] takes.
 #[must_use]
 pub fn float_bytes(values: &[f32]) -> &[u8] {
     const { assert!(cfg!(target_endian = "little"), "packages are made on little-endian machines") };

@@ -5,9 +5,9 @@
 use serde_json::json;
 use shardpack_formats::{
     container::TensorInfo,
-    dtype::Dtype,
     stored::{Descriptions, Documents, StoredConfig, group},
 };
+use shardpack_quantize::dtype::Dtype;
 
 fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> TensorInfo {
     let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;

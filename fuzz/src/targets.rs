@@ -20,7 +20,7 @@ use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
 use shardpack_engine::loading::{WeightStream, WeightStreams, send_package};
 use shardpack_formats::{
-    Dtype, Importance, RulePack, SourceTensor, config_for_package,
+    Importance, RulePack, SourceTensor, config_for_package,
     container::{self, TensorInfo},
     expr::{self, Expr, Scope},
     gguf, pickle, resolve,
@@ -29,6 +29,7 @@ use shardpack_formats::{
 };
 use shardpack_identity::{SignedMandate, probe_membership};
 use shardpack_manifests::{Manifest, PackageSet, canonical, manifest::FORMAT};
+use shardpack_quantize::Dtype;
 use shardpack_transfer::{
     protocol::{ChunkMap, Receiver, ReceiverAction, SharedMap, frame as transfer_frame},
     release::SignedRelease,

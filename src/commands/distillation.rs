@@ -12,12 +12,12 @@ use shardpack_engine::{
     distillation::{DistillationError, DistillationRun, Rate},
 };
 use shardpack_formats::{
-    Dtype, Platform, affine,
     container::{self, TensorInfo},
     learned::{LEARNED_FILE, LEARNED_FORMAT, Learned, LearnedEntry},
 };
 use shardpack_manifests::Digest;
 use shardpack_mlx::runtime;
+use shardpack_quantize::{Dtype, Platform, affine};
 
 use super::{
     calibrate::{

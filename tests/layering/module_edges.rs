@@ -15,11 +15,15 @@ use std::{
 /// layers below its own, never to one of the same layer or above.
 const LAYERS: &[(&str, &[&[&str]])] = &[
     (
+        "formats/quantize",
+        &[&["dtype", "simd", "small_floats"], &["affine", "lowrank"], &["float_groups"]],
+    ),
+    (
         "formats",
         &[
             &[
                 "calibration",
-                "dtype",
+                "container",
                 "expr",
                 "hex",
                 "inert",
@@ -27,14 +31,13 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "memory",
                 "neutral",
                 "python_json",
-                "simd",
-                "small_floats",
+                "sensitivity",
                 "template",
                 "tokenizer",
                 "tool_family",
             ],
-            &["affine", "chat", "container", "lowrank", "spec"],
-            &["float_groups", "gguf", "pickle", "rope", "rules", "sensitivity"],
+            &["chat", "spec"],
+            &["gguf", "pickle", "rope", "rules"],
             &["imatrix", "stored"],
             &["normalise"],
             &["config"],

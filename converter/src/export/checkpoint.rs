@@ -12,11 +12,11 @@ use std::{
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use shardpack_formats::{
-    AffineFormat, Dtype,
     container::{TensorInfo, header_for},
     normalise::View,
 };
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::{
     ExportError,

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// How a tensor's elements are stored. Rows are whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

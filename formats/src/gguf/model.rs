@@ -10,7 +10,8 @@
 use std::collections::BTreeMap;
 
 use super::{GgufError, Header, Kind, Tensor, Value};
-use crate::{container::TensorInfo, dtype::Dtype};
+use crate::container::TensorInfo;
+use shardpack_quantize::dtype::Dtype;
 
 /// Most experts of a layer: the largest published model has 512.
 const MAX_EXPERTS: u64 = 4096;

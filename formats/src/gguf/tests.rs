@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 fn put(out: &mut Vec<u8>, text: &str) {
     out.extend((text.len() as u64).to_le_bytes());

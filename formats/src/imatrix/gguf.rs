@@ -7,10 +7,8 @@
 use std::collections::BTreeMap;
 
 use super::{Entry, ImatrixError, MAX_ENTRIES, Raw, cursor::floats};
-use crate::{
-    dtype::Dtype,
-    gguf::{self, GgufError, Kind, Tensor, Value},
-};
+use crate::gguf::{self, GgufError, Kind, Tensor, Value};
+use shardpack_quantize::dtype::Dtype;
 
 /// Most names of calibration texts that are kept.
 const MAX_DATASETS: usize = 64;

@@ -121,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::dtype::Dtype;
+    use shardpack_quantize::dtype::Dtype;
 
     fn changed(
         model_type: &str,

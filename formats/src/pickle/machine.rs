@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use super::PickleError;
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// Longest program that is read: each tensor takes about 150 bytes.
 pub const MAX_PICKLE_BYTES: u64 = 8 << 20;

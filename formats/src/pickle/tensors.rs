@@ -1,7 +1,8 @@
 //! Where the bytes of saved tensors are.
 
 use super::{PickleError, Saved};
-use crate::{container::TensorInfo, dtype::Dtype};
+use crate::container::TensorInfo;
+use shardpack_quantize::dtype::Dtype;
 
 /// Most elements of a tensor.
 const MAX_ELEMENTS: u64 = 1 << 56;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 const FIXTURE: &[u8] = include_bytes!("../../../tests/data/sources/pickle_bin/pytorch_model.bin");
 const MALICIOUS: &[u8] =

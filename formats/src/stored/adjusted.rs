@@ -4,7 +4,7 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{Damage, Grid, Integers, Layout, Logical, Window, elements::number};
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// What was done to a tensor's values.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use super::{
     Damage, Grid, Integers, Layout, Window,
     elements::{number, word},
 };
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// Which nibble of a word holds each of its eight outputs.
 const ORDER: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];

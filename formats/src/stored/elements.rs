@@ -5,8 +5,8 @@ use zerocopy::{
     little_endian::{U16, U32},
 };
 
-use crate::dtype::Dtype;
-pub(super) use crate::small_floats::{E2M1, E4M3, e8m0};
+use shardpack_quantize::dtype::Dtype;
+pub(super) use shardpack_quantize::small_floats::{E2M1, E4M3, e8m0};
 
 /// A BF16 number.
 pub(super) const fn bf16(bits: u16) -> f32 {

@@ -34,7 +34,8 @@ use super::{
     Damage, Grid, Integers, Layout, Window,
     elements::{E4M3, f16, half, number, word},
 };
-use crate::{dtype::Dtype, gguf::Kind};
+use crate::gguf::Kind;
+use shardpack_quantize::dtype::Dtype;
 
 /// What the indices of `IQ4_NL` and `IQ4_XS` stand for, counted from 128: −127 to 113.
 const TABLE: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];

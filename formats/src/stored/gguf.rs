@@ -4,10 +4,8 @@ use super::{
     Grouped, Logical, RowMap, StoredError,
     ggml::{Blocks, Floats, OneLess, TurnedVector},
 };
-use crate::{
-    dtype::Dtype,
-    gguf::{Kind, Part, Rows},
-};
+use crate::gguf::{Kind, Part, Rows};
+use shardpack_quantize::dtype::Dtype;
 
 /// Why some tensors stand for no weight.
 const CONFIGURED: &str = "factors of rotary frequencies, which the configuration says too";

@@ -13,7 +13,7 @@ use super::{
     Damage, Grid, Integers, Layout, Window,
     elements::{number, word},
 };
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// See the module.
 #[derive(Clone, Debug)]

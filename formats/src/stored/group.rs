@@ -17,7 +17,8 @@ use super::{
     scaled::{Element, Scaled},
     whole,
 };
-use crate::{container::TensorInfo, dtype::Dtype};
+use crate::container::TensorInfo;
+use shardpack_quantize::dtype::Dtype;
 
 /// A checkpoint's tensors.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::{Damage, Layout, Window, bitsandbytes::span, elements::number};
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// See the module.
 #[derive(Clone, Debug)]

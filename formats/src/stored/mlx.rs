@@ -1,10 +1,10 @@
-//! MLX's affine groups as a source: see [`crate::affine`] for the layout. Any bits from 2 to 8
+//! MLX's affine groups as a source: see [`shardpack_quantize::affine`] for the layout. Any bits from 2 to 8
 //! that MLX writes, any group that fills whole words.
 
 use std::ops::Range;
 
 use super::{Damage, Grid, Integers, Layout, Window, elements::number};
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// Groups of `q · scale + bias`.
 #[derive(Clone, Debug)]

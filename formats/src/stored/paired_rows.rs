@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::{Damage, Grid, Integers, Layout, Window, elements::number};
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// See the module.
 #[derive(Clone, Debug)]

@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use super::{Damage, Grouped, Layout, Logical, StoredError, Window, elements::number};
-use crate::{dtype::Dtype, pickle::PickledTensor};
+use crate::pickle::PickledTensor;
+use shardpack_quantize::dtype::Dtype;
 
 /// A matrix that is stored as `[in, out]`.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Damage, Integers, Logical, RowMap};
-use crate::{
+use shardpack_quantize::{
     affine::{self, AffineFormat},
     dtype::Dtype,
     simd::Platform,

@@ -13,7 +13,7 @@ use super::{
     Damage, Grid, Integers, Layout, Window,
     elements::{E4M3, number},
 };
-use crate::dtype::Dtype;
+use shardpack_quantize::dtype::Dtype;
 
 /// What the bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

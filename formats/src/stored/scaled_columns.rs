@@ -4,7 +4,8 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{Damage, Layout, Logical, Window, elements::number};
-use crate::{container::TensorInfo, dtype::Dtype};
+use crate::container::TensorInfo;
+use shardpack_quantize::dtype::Dtype;
 
 /// Another layout, and a float for each column.
 #[derive(Clone, Debug)]

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::{Damage, Layout, Logical, Window};
-use crate::{container::TensorInfo, dtype::Dtype};
+use crate::container::TensorInfo;
+use shardpack_quantize::dtype::Dtype;
 
 /// Endings of tables' names.
 const TABLES: &[&str] = &[".tid2eid"];

@@ -27,7 +27,7 @@ fn copy(model: &str, format: &str, change: Change, out: &Path) -> Source {
         let size = values.len() as u64 * 4;
         infos.push(TensorInfo {
             name,
-            dtype: shardpack_formats::Dtype::F32,
+            dtype: shardpack_quantize::Dtype::F32,
             shape,
             offset: 0,
             size,

@@ -5,7 +5,6 @@ use serde::Deserialize;
 use super::{Inventory, StoredError, expected, wrong};
 use crate::{
     container::TensorInfo,
-    dtype::Dtype,
     stored::{
         Logical,
         bitsandbytes::{EightBits, FourBits, Nested},
@@ -13,6 +12,7 @@ use crate::{
         hqq::{Axis, Hqq},
     },
 };
+use shardpack_quantize::dtype::Dtype;
 
 /// Why they are dropped.
 const READ: &str = "says how the weight beside it is stored";

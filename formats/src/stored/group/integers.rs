@@ -3,7 +3,6 @@
 use super::{Inventory, StoredError, expected, nvfp4, wrong};
 use crate::{
     container::TensorInfo,
-    dtype::Dtype,
     stored::{
         Logical,
         awq::Awq,
@@ -14,6 +13,7 @@ use crate::{
         packed::Packed,
     },
 };
+use shardpack_quantize::dtype::Dtype;
 
 fn matrix(tensor: &TensorInfo, dtype: Dtype) -> Result<[u64; 2], StoredError> {
     match tensor.shape.as_slice() {

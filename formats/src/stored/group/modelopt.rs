@@ -3,9 +3,9 @@
 use super::{Inventory, StoredError, expected, nvfp4, wrong};
 use crate::{
     container::TensorInfo,
-    dtype::Dtype,
     stored::{Logical, elements::is_scale, fp4::Second, paired_rows::PairedRows},
 };
+use shardpack_quantize::dtype::Dtype;
 
 /// Why they are dropped.
 const ACTIVATIONS: &str = "a scale of activations, not of weights";

@@ -5,7 +5,7 @@
 
 use std::{array, borrow::Cow, marker::PhantomData};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{
     attention::{Plain, Vectors},

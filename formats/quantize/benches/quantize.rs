@@ -2,13 +2,13 @@
 //! rounding, packing, error sums). The floor is arithmetic: per trial and vector about 11
 //! instructions with a fit and 8 without, two a cycle.
 //!
-//!   cargo bench -p shardpack-formats --bench quantize -- [PLATFORM …] [only:TEXT]
+//!   cargo bench -p shardpack-quantize --bench quantize -- [PLATFORM …] [only:TEXT]
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
 use std::{hint::black_box, time::Instant};
 
-use shardpack_formats::{
+use shardpack_quantize::{
     AffineFormat, Dtype, Platform, Rounding,
     affine::{QuantizeOptions, cast, error, narrow, quantize},
 };

@@ -2,8 +2,10 @@
 
 use std::{fs, path::Path};
 
+use safetensors::SafeTensors;
+
 use super::*;
-use crate::{affine::Rounding, container};
+use crate::affine::Rounding;
 
 fn options(format: AffineFormat, rounding: Rounding, store: Dtype) -> QuantizeOptions<'static> {
     QuantizeOptions::new(format, rounding, store)
@@ -35,13 +37,15 @@ fn refined_is_a_tenth_or_more_better_on_seeded_weights() {
 
 /// Two-dimensional tensors of the small trained model.
 fn trained() -> Vec<Vec<u8>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/kjv-4m/model.safetensors");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/kjv-4m/model.safetensors");
     let bytes = fs::read(&path).unwrap();
-    let tensors = container::parse(&bytes).unwrap();
-    let matrices = tensors.iter().filter(|tensor| tensor.shape.len() == 2);
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let matrices = tensors.iter().map(|(_, tensor)| tensor);
     let matrices: Vec<Vec<u8>> = matrices
-        .inspect(|tensor| assert_eq!(tensor.dtype, Dtype::BF16))
-        .map(|tensor| bytes[tensor.offset as usize..][..tensor.size as usize].to_vec())
+        .filter(|tensor| tensor.shape().len() == 2)
+        .inspect(|tensor| assert_eq!(tensor.dtype(), safetensors::Dtype::BF16))
+        .map(|tensor| tensor.data().to_vec())
         .collect();
     assert!(matrices.len() > 20);
     matrices

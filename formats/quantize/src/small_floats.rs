@@ -1,10 +1,10 @@
 //! Floats of 4 and 8 bits by table. Knows single numbers; groups and scales are others'.
 
 /// Values of all E4M3 bytes: bias 7, no infinities, NaN for 0x7f and 0xff.
-pub(crate) static E4M3: [f32; 256] = e4m3();
+pub static E4M3: [f32; 256] = e4m3();
 
 /// Values of all E2M1 nibbles.
-pub(crate) const E2M1: [f32; 16] =
+pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 const fn e4m3() -> [f32; 256] {
@@ -27,7 +27,7 @@ const fn e4m3() -> [f32; 256] {
 }
 
 /// The power of two that an E8M0 byte is; 255 is NaN.
-pub(crate) const fn e8m0(byte: u8) -> f32 {
+pub const fn e8m0(byte: u8) -> f32 {
     match byte {
         0 => f32::from_bits(0x0040_0000),
         255 => f32::NAN,

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use safetensors::SafeTensors;
+
 use super::*;
 use crate::{
     affine::{CastError, ErrorSums, GROUPS_PER_TASK, narrow},
-    container,
     dtype::Dtype,
     simd::Platform,
 };
@@ -40,15 +41,13 @@ struct Vectors(Vec<u8>);
 
 impl Vectors {
     fn open() -> Self {
-        let path = "../tests/data/float_groups/vectors.safetensors";
+        let path = "../../tests/data/float_groups/vectors.safetensors";
         Self(std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap())
     }
 
     fn tensor(&self, name: &str) -> &[u8] {
-        let tensors = container::parse(&self.0).unwrap();
-        let tensor = tensors.iter().find(|tensor| tensor.name == name);
-        let tensor = tensor.unwrap_or_else(|| panic!("no tensor {name}"));
-        &self.0[tensor.offset as usize..][..tensor.size as usize]
+        let tensors = SafeTensors::deserialize(&self.0).unwrap();
+        tensors.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}")).data()
     }
 }
 

@@ -2,7 +2,7 @@
 //! logarithms of the error's ratio to MLX's most, over Gaussian, Laplace and Student-t(4) weights
 //! of one seed. Takes a minute:
 //!
-//!   cargo test --release -p shardpack-formats tune -- --ignored --nocapture
+//!   cargo test --release -p shardpack-quantize tune -- --ignored --nocapture
 
 use std::fmt::Write as _;
 

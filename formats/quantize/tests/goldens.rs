@@ -4,22 +4,21 @@
 
 use std::{fs, path::Path};
 
-use shardpack_formats::{
+use safetensors::SafeTensors;
+use shardpack_quantize::{
     AffineFormat, Dtype, Platform, Rounding,
     affine::{QuantizeOptions, error, quantize},
-    container::{TensorInfo, parse},
 };
 
-fn read(name: &str) -> (Vec<u8>, Vec<TensorInfo>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/mlx_goldens").join(name);
-    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let tensors = parse(&bytes).unwrap();
-    (bytes, tensors)
+fn read(name: &str) -> Vec<u8> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/mlx_goldens");
+    let path = data.join(name);
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn tensor<'a>((bytes, tensors): &'a (Vec<u8>, Vec<TensorInfo>), name: &str) -> (Dtype, &'a [u8]) {
-    let info = tensors.iter().find(|tensor| tensor.name == name).unwrap();
-    (info.dtype, &bytes[info.offset as usize..][..info.size as usize])
+fn tensor<'a>(file: &'a [u8], name: &str) -> (Dtype, &'a [u8]) {
+    let found = SafeTensors::deserialize(file).unwrap().tensor(name).unwrap();
+    (Dtype::from_name(&found.dtype().to_string()).unwrap(), found.data())
 }
 
 fn check(bits: u32, group_size: u32, suffix: &str) {
