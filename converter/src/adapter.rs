@@ -21,7 +21,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::{container::TensorInfo, normalise::rows_and_columns};
+use shardpack_containers::container::TensorInfo;
+use shardpack_formats::normalise::rows_and_columns;
 use shardpack_manifests::manifest::AdapterRecord;
 use shardpack_quantize::{Dtype, Platform, affine};
 

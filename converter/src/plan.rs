@@ -14,9 +14,9 @@ mod tests;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
+use shardpack_containers::{Importance, imatrix::ImatrixError};
 use shardpack_formats::{
-    Importance, Normalised, OwnRules, Role, RulePack, SourceTensor, TensorPlan, chat,
-    imatrix::ImatrixError,
+    Normalised, OwnRules, Role, RulePack, SourceTensor, TensorPlan, chat,
     normalise::{ResolveError, View, reads, resolve, rows_and_columns},
     rules::ShardingRule,
     spec::Embedding,

@@ -7,12 +7,10 @@ use shardpack_formats::sensitivity::{FormatError, PROBE_BITS, TRIED_BITS, TRIED_
 use shardpack_quantize::{
     AffineFormat, Dtype, Rounding,
     affine::{self, QuantizeError, QuantizeOptions},
+    dequantize::{Floats, Quantized},
 };
 
-use crate::{
-    dequantize::{Floats, Quantized},
-    moments::{MomentsError, StoredMoments},
-};
+use crate::moments::{MomentsError, StoredMoments};
 
 /// Rows by which formats are compared, over all matrices of a stack.
 const COMPARED_ROWS: usize = 128;

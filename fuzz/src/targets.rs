@@ -17,15 +17,19 @@ use shardpack_chat::{
 };
 use shardpack_cluster::probe_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
+use shardpack_containers::{
+    Importance,
+    container::{self, TensorInfo},
+    gguf, pickle,
+    stored::{self, Documents, Logical, StoredConfig},
+    tokenizer::{self, MAX_TOKENS, TokenizerError},
+};
 use shardpack_converter::Source;
 use shardpack_engine::loading::{WeightStream, WeightStreams, send_package};
 use shardpack_formats::{
-    Importance, RulePack, SourceTensor, config_for_package,
-    container::{self, TensorInfo},
+    RulePack, SourceTensor, config_for_package,
     expr::{self, Expr, Scope},
-    gguf, pickle, resolve,
-    stored::{self, Documents, Logical, StoredConfig},
-    tokenizer::{self, MAX_TOKENS, TokenizerError},
+    resolve,
 };
 use shardpack_identity::{SignedMandate, probe_membership};
 use shardpack_manifests::{Manifest, PackageSet, canonical, manifest::FORMAT};

@@ -16,29 +16,34 @@ use std::{
 const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "formats/quantize",
-        &[&["dtype", "simd", "small_floats"], &["affine", "lowrank"], &["float_groups"]],
+        &[
+            &["dtype", "simd", "small_floats"],
+            &["affine", "lowrank"],
+            &["float_groups"],
+            &["dequantize"],
+        ],
+    ),
+    (
+        "formats/containers",
+        &[&["container", "neutral", "tokenizer"], &["gguf", "pickle"], &["imatrix", "stored"]],
     ),
     (
         "formats",
         &[
             &[
                 "calibration",
-                "container",
                 "expr",
                 "hex",
                 "inert",
                 "learned",
                 "memory",
-                "neutral",
                 "python_json",
                 "sensitivity",
                 "template",
-                "tokenizer",
                 "tool_family",
             ],
             &["chat", "spec"],
-            &["gguf", "pickle", "rope", "rules"],
-            &["imatrix", "stored"],
+            &["rope", "rules"],
             &["normalise"],
             &["config"],
         ],
@@ -73,16 +78,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &[
-                "cancel",
-                "checkpoint",
-                "dequantize",
-                "measured",
-                "package",
-                "recipe",
-                "report",
-                "shard",
-            ],
+            &["cancel", "checkpoint", "measured", "package", "recipe", "report", "shard"],
             &["adapter", "hub", "learned", "moments", "staging"],
             &["rounding", "source"],
             &["plan", "rules"],

@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use shardpack_formats::container;
+use shardpack_containers::container;
 use shardpack_quantize::Dtype;
 
 use super::*;

@@ -3,11 +3,11 @@
 
 use std::{cell::RefCell, ops::Range};
 
+use shardpack_containers::stored::{Logical, Repacked};
 use shardpack_formats::{
     TensorPlan,
     normalise::{Run, rows_and_columns},
     rules::Turn,
-    stored::{Logical, Repacked},
 };
 use shardpack_quantize::{AffineFormat, Dtype};
 

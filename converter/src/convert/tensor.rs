@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use shardpack_formats::stored::Repacked;
+use shardpack_containers::stored::Repacked;
 use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
 use shardpack_quantize::{
     AffineFormat, Dtype, FloatFormat, Platform,

@@ -1,8 +1,8 @@
 //! Which bytes go into which file of which package.
 
+use shardpack_containers::container::TensorInfo;
 use shardpack_formats::{
-    Normalised, Role, ShardingRule, StoredAs, TensorPlan, container::TensorInfo,
-    rules::EXPERTS_AXIS,
+    Normalised, Role, ShardingRule, StoredAs, TensorPlan, rules::EXPERTS_AXIS,
 };
 use shardpack_manifests::{Layout, TensorShard, manifest::MatrixFormat};
 use shardpack_quantize::Dtype;

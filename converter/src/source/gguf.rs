@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_formats::{
+use shardpack_containers::{
     gguf::{self, Header, Model, Part, config::Frequencies, tokenizer},
     stored,
 };

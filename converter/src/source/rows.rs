@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::stored::{Damage, Logical, Repacked, Window, float_bytes};
+use shardpack_containers::stored::{Damage, Logical, Repacked, Window, float_bytes};
 use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::{Source, SourceError, hashes::Follower};

@@ -3,10 +3,12 @@
 //! must be compiled into the loops that need it.
 //!
 //! Reading order: [`dtype`] (element types), [`simd`] (instruction sets), [`affine`] and
-//! [`small_floats`], [`float_groups`] (quantized groups), [`lowrank`] (products that adapters add).
+//! [`small_floats`], [`float_groups`] (quantized groups), [`dequantize`] (their rows as floats), [`lowrank`]
+//! (products that adapters add).
 //! This crate knows slices; it knows no files, tensors' names or models.
 
 pub mod affine;
+pub mod dequantize;
 pub mod dtype;
 pub mod float_groups;
 pub mod lowrank;

@@ -19,11 +19,9 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use shardpack_containers::container::{self, TensorInfo};
 use shardpack_engine::calibration::{Moments, Streams, float_bytes, float_bytes_mut};
-use shardpack_formats::{
-    calibration::InputMoments,
-    container::{self, TensorInfo},
-};
+use shardpack_formats::calibration::InputMoments;
 use shardpack_manifests::Digest;
 use shardpack_quantize::Dtype;
 

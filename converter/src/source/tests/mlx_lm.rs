@@ -1,6 +1,6 @@
 //! Copies as mlx-lm writes them: what it changes in values is taken back as they are read.
 
-use shardpack_formats::container::header_for;
+use shardpack_containers::container::header_for;
 use tempfile::tempdir;
 
 use super::*;

@@ -5,9 +5,10 @@ use proptest::prelude::*;
 use super::*;
 use shardpack_quantize::dtype::Dtype;
 
-const FIXTURE: &[u8] = include_bytes!("../../../tests/data/sources/pickle_bin/pytorch_model.bin");
+const FIXTURE: &[u8] =
+    include_bytes!("../../../../tests/data/sources/pickle_bin/pytorch_model.bin");
 const MALICIOUS: &[u8] =
-    include_bytes!("../../../tests/data/sources/pickle_malicious/pytorch_model.bin");
+    include_bytes!("../../../../tests/data/sources/pickle_malicious/pytorch_model.bin");
 
 fn entries(archive: &[u8]) -> Result<Vec<zip::Entry>, PickleError> {
     let size = archive.len() as u64;

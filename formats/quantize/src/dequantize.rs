@@ -1,23 +1,24 @@
 //! Rows of a stored matrix as floats.
 
-use shardpack_quantize::{
+use crate::{
     AffineFormat, Dtype, FloatFormat, Platform,
     affine::{cast, unpack, widen},
     float_groups::dequantize,
 };
 
 /// Stored rows of an affine matrix.
-pub(crate) struct Quantized<'a> {
-    pub(crate) format: AffineFormat,
+pub struct Quantized<'a> {
+    /// Bits and group size.
+    pub format: AffineFormat,
     /// Type of scales and biases.
-    pub(crate) dtype: Dtype,
+    pub dtype: Dtype,
     /// Packed integers, scales, biases.
-    pub(crate) parts: [&'a [u8]; 3],
+    pub parts: [&'a [u8]; 3],
 }
 
 /// Buffers that are kept from block to block.
 #[derive(Default)]
-pub(crate) struct Floats {
+pub struct Floats {
     q: Vec<u8>,
     scales: Vec<f32>,
     biases: Vec<f32>,
@@ -27,7 +28,7 @@ pub(crate) struct Floats {
 impl Quantized<'_> {
     /// `scale · q + bias` in f32 (product and sum rounded), then rounded once to `to`. Says which
     /// element does not fit.
-    pub(crate) fn dequantize(
+    pub fn dequantize(
         &self,
         to: Dtype,
         out: &mut Vec<u8>,
@@ -57,7 +58,7 @@ impl Quantized<'_> {
 }
 
 /// Stored rows in float groups, rounded once to `to`. Says which element does not fit.
-pub(crate) fn float_groups(
+pub fn float_groups(
     format: FloatFormat,
     [packed, scales]: [&[u8]; 2],
     to: Dtype,
@@ -73,7 +74,7 @@ pub(crate) fn float_groups(
 }
 
 /// Floats of one type as another, rounded once; whole numbers in F32 as integers.
-pub(crate) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> Result<(), String> {
+pub fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> Result<(), String> {
     if (from, to) == (Dtype::F32, Dtype::I64) {
         let (numbers, _) = bytes.as_chunks::<4>();
         out.clear();
@@ -93,7 +94,7 @@ pub(crate) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> 
 
 #[cfg(test)]
 mod tests {
-    use shardpack_quantize::affine::pack;
+    use crate::affine::pack;
 
     use super::*;
 

@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn model_of(name: &str) -> Vec<u8> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/tokenizers");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/tokenizers");
         fs::read(folder.join(name).join("tokenizer.model")).unwrap()
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 /// 1`). An index that starts at 0 (`"first_dense_layer": 0`) would be missed, but comes with a
 /// count that is refused.
 #[must_use]
-pub(crate) fn is_neutral(value: &Value) -> bool {
+pub fn is_neutral(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(flag) => !flag,

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use serde_json::json;
-use shardpack_formats::{
+use shardpack_containers::{
     container::TensorInfo,
     stored::{Descriptions, Documents, StoredConfig, group},
 };
