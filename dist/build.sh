@@ -23,17 +23,20 @@ releases=${SHARDPACK_RELEASES:-https://github.com/REPOSITORY/releases/download/v
 # ring, and all that stands on it, once more.
 time_of_files=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 build_folder=${CARGO_TARGET_DIR:-$PWD/target}
-# Symbols are of use to a profiler alone; panics name their line without them. Of the program only: in the whole
-# profile it would have every procedural macro and build script compiled once more, for this machine.
-settings=(--config 'profile.release.package.shardpack.strip="symbols"')
+settings=()
 compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     settings+=(--config profile.release.opt-level=0)
-    for package in kernels formats converter; do
+    for package in quantize kernels formats converter; do
         settings+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
-    settings+=(--config profile.release.package.shardpack-kernels.codegen-units=16
-        --config profile.release.package.shardpack-formats.codegen-units=16)
+    for package in quantize kernels; do
+        settings+=(--config "profile.release.package.shardpack-$package.codegen-units=16")
+    done
+    # The largest of those that Cargo.toml optimizes.
+    for package in aho-corasick derivre llguidance minijinja regex-automata rustls tokenizers tokio; do
+        settings+=(--config "profile.release.package.$package.opt-level=0")
+    done
     compression=--fast
 fi
 

@@ -135,7 +135,7 @@ def importance():
     entries = [entry("blk.0.attn_q.weight", 3, [0, 6, 12, 6]), entry("output.weight", 1, [1, 3])]
     tail = struct.pack("<ii", 20, 4) + b"text"
     put("imatrix", "legacy", struct.pack("<i", len(entries)) + b"".join(entries) + tail)
-    put("imatrix", "gguf", (HERE.parent / "formats/tests/data/imatrix.gguf").read_bytes())
+    put("imatrix", "gguf", (HERE.parent / "formats/containers/tests/data/imatrix.gguf").read_bytes())
 
 
 def frame(kind, payload):

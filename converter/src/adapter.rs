@@ -21,10 +21,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::{
-    Dtype, Platform, affine, container::TensorInfo, normalise::rows_and_columns,
-};
+use shardpack_containers::container::TensorInfo;
+use shardpack_formats::normalise::rows_and_columns;
 use shardpack_manifests::manifest::AdapterRecord;
+use shardpack_quantize::{Dtype, Platform, affine};
 
 use change::Change;
 pub(crate) use change::Merge;

@@ -24,8 +24,8 @@ use std::{
 
 use rayon::prelude::*;
 use serde::Serialize;
-use shardpack_formats::Rounding;
 use shardpack_manifests::{Digest, PackageSet, canonical, signature::SignError};
+use shardpack_quantize::Rounding;
 
 use crate::{
     learned::ScalesError,

@@ -14,8 +14,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::Dtype;
 use shardpack_manifests::{canonical::CanonicalError, signature::SignError};
+use shardpack_quantize::Dtype;
 
 use crate::{
     convert::documents::package_name,

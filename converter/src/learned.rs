@@ -9,12 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::{
-    Dtype,
-    container::TensorInfo,
-    learned::{LEARNED_FILE, Learned, LearnedEntry, LearnedError, MAX_LEARNED_BYTES},
+use shardpack_containers::container::TensorInfo;
+use shardpack_formats::learned::{
+    LEARNED_FILE, Learned, LearnedEntry, LearnedError, MAX_LEARNED_BYTES,
 };
 use shardpack_manifests::Digest;
+use shardpack_quantize::Dtype;
 
 use crate::measured;
 

@@ -11,7 +11,6 @@ mod adapter;
 mod cancel;
 mod checkpoint;
 mod convert;
-mod dequantize;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;

@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use shardpack_formats::container::{self, ContainerError, TensorInfo};
+use shardpack_containers::container::{self, ContainerError, TensorInfo};
 
 /// The bytes of an index, unless they are more than any has.
 pub(crate) fn read_index(path: &Path, most: u64) -> io::Result<Vec<u8>> {

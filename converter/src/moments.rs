@@ -10,11 +10,11 @@ use std::{
 };
 
 use shardpack_formats::{
-    Calibration, Dtype, Platform,
-    affine::Hessian,
+    Calibration,
     calibration::{CALIBRATION_FILE, CalibrationError, InputMoments, MAX_CALIBRATION_BYTES},
 };
 use shardpack_manifests::Digest;
+use shardpack_quantize::{Dtype, Platform, affine::Hessian};
 
 use crate::measured;
 

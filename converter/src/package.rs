@@ -8,10 +8,8 @@ use std::{
 };
 
 use rayon::prelude::*;
-use shardpack_formats::{
-    StoredAs,
-    container::{self, TensorInfo},
-};
+use shardpack_containers::container::{self, TensorInfo};
+use shardpack_formats::StoredAs;
 use shardpack_manifests::{
     ChunkHasher, Digest, TensorShard,
     digest::{chunk_count, merge_chunks, read_chunk_value},

@@ -14,10 +14,9 @@ mod tests;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
+use shardpack_containers::{Importance, imatrix::ImatrixError};
 use shardpack_formats::{
-    Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, SourceTensor, TensorPlan,
-    chat,
-    imatrix::ImatrixError,
+    Normalised, OwnRules, Role, RulePack, SourceTensor, TensorPlan, chat,
     normalise::{ResolveError, View, reads, resolve, rows_and_columns},
     rules::ShardingRule,
     spec::Embedding,
@@ -27,6 +26,7 @@ use shardpack_manifests::{
     layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
+use shardpack_quantize::{Dtype, Rounding};
 
 use crate::{
     learned::{LearnedScales, ScalesError},

@@ -13,8 +13,9 @@ mod tests;
 
 use std::{fmt, str::FromStr};
 
-use shardpack_formats::{AffineFormat, FloatFormat, Role};
+use shardpack_formats::Role;
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::{AffineFormat, FloatFormat};
 
 pub use budget::Budget;
 pub(crate) use budget::{FormatCost, give_out};

@@ -6,8 +6,8 @@ mod threshold;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardpack_formats::affine::ErrorSums;
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::affine::ErrorSums;
 
 pub use page::{PAGE_FILE, page};
 pub use threshold::{Threshold, ThresholdError, Violation, violations};

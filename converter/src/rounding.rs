@@ -3,16 +3,14 @@
 
 use std::path::Path;
 
-use shardpack_formats::{
+use shardpack_formats::sensitivity::{FormatError, PROBE_BITS, TRIED_BITS, TRIED_GROUPS};
+use shardpack_quantize::{
     AffineFormat, Dtype, Rounding,
     affine::{self, QuantizeError, QuantizeOptions},
-    sensitivity::{FormatError, PROBE_BITS, TRIED_BITS, TRIED_GROUPS},
+    dequantize::{Floats, Quantized},
 };
 
-use crate::{
-    dequantize::{Floats, Quantized},
-    moments::{MomentsError, StoredMoments},
-};
+use crate::moments::{MomentsError, StoredMoments};
 
 /// Rows by which formats are compared, over all matrices of a stack.
 const COMPARED_ROWS: usize = 128;

@@ -22,14 +22,16 @@ use std::{
 };
 
 use serde_json::Value;
+use shardpack_containers::{
+    container::TensorInfo,
+    stored::{self, Descriptions, Grouped, Logical, StoredConfig},
+    tokenizer::{self, Converted},
+};
 use shardpack_formats::{
     RulePack, SourceTensor,
     chat::{self, special_tokens},
-    container::TensorInfo,
     normalise::{Writer, changed_values, may_be_changed, rows_and_columns},
     spec::Embedding,
-    stored::{self, Descriptions, Grouped, Logical, StoredConfig},
-    tokenizer::{self, Converted},
 };
 use shardpack_manifests::{
     Digest,

@@ -15,8 +15,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::Deserialize;
 use serde_json::Value;
-use shardpack_formats::{Normalised, Rounding};
+use shardpack_formats::Normalised;
 use shardpack_manifests::Manifest;
+use shardpack_quantize::Rounding;
 
 pub use error::UnshardError;
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use crate::{
-    float_groups::FloatFormat,
     normalise::Normalised,
     rope::Spelling,
     spec::{Layer, Mask, NormKind, Spec},
 };
+use shardpack_quantize::float_groups::FloatFormat;
 
 /// The quantization that a package's configuration states, in the terms of mlx-lm.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,52 +1,36 @@
-//! What bytes mean: dtypes, the weight container, affine groups, model configurations and the
-//! rules that turn a published checkpoint into normalised tensors and a normalised
-//! architecture.
+//! What models are: their configurations, and the rules that turn a published checkpoint into
+//! normalised tensors and a normalised architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] and [`float_groups`] (quantized groups), [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to answers),
-//! [`learned`] (scales that distillation has found), [`simd`] (instruction sets),
-//! [`spec`]
-//! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
-//! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
-//! text), [`tokenizer`] (other programs' as `tokenizer.json`), [`tool_family`] (how calls are written), [`memory`] (sizes of the KV cache and of steps). This crate does no network and writes no files.
+//! Reading order: [`spec`] (what the engine computes), [`normalise`] (how it is found out),
+//! [`rules`] and [`expr`] (the data behind that), [`config`] (what a package says of itself),
+//! [`calibration`] (moments of what matrices read), [`sensitivity`] (what rounding each does to
+//! answers), [`learned`] (scales that distillation has found), [`template`] (conversations as
+//! text), [`tool_family`] (how calls are written), [`memory`] (sizes of the KV cache and of
+//! steps). Files of weights are `shardpack_containers`', element types and quantized groups
+//! `shardpack_quantize`'s. This crate does no network and writes no files.
 
-pub mod affine;
+#![forbid(unsafe_code)]
+
 pub mod calibration;
 pub mod chat;
 pub mod config;
-pub mod container;
-pub mod dtype;
 pub mod expr;
-pub mod float_groups;
-pub mod gguf;
 pub mod hex;
-pub mod imatrix;
 mod inert;
 pub mod learned;
-pub mod lowrank;
 pub mod memory;
-mod neutral;
 pub mod normalise;
-pub mod pickle;
 pub mod python_json;
 pub mod rope;
 pub mod rules;
 pub mod sensitivity;
-pub mod simd;
-mod small_floats;
 pub mod spec;
-pub mod stored;
 pub mod template;
-pub mod tokenizer;
 pub mod tool_family;
 
-pub use affine::{AffineFormat, Rounding};
 pub use calibration::Calibration;
 pub use config::config_for_package;
-pub use dtype::Dtype;
-pub use float_groups::FloatFormat;
-pub use imatrix::Importance;
 pub use normalise::{Axis, Normalised, Published, SourceTensor, StoredAs, TensorPlan, resolve};
 pub use rules::{OwnRules, Role, RulePack, ShardingRule};
-pub use simd::Platform;
 pub use spec::{Mask, Spec};
 pub use tool_family::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    dtype::Dtype,
     rope::RopeParameters,
     rules::{Align, Role, RulePack, ShardingRule},
     spec::Spec,
 };
+use shardpack_quantize::dtype::Dtype;
 
 mod accounting;
 mod architecture;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::AffineFormat;
+use shardpack_quantize::AffineFormat;
 
 /// The file within a calibration's folder.
 pub const SENSITIVITY_FILE: &str = "sensitivity.json";

@@ -17,18 +17,23 @@ use shardpack_chat::{
 };
 use shardpack_cluster::probe_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
-use shardpack_converter::Source;
-use shardpack_engine::loading::{WeightStream, WeightStreams, send_package};
-use shardpack_formats::{
-    Dtype, Importance, RulePack, SourceTensor, config_for_package,
+use shardpack_containers::{
+    Importance,
     container::{self, TensorInfo},
-    expr::{self, Expr, Scope},
-    gguf, pickle, resolve,
+    gguf, pickle,
     stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
+use shardpack_converter::Source;
+use shardpack_engine::loading::{WeightStream, WeightStreams, send_package};
+use shardpack_formats::{
+    RulePack, SourceTensor, config_for_package,
+    expr::{self, Expr, Scope},
+    resolve,
+};
 use shardpack_identity::{SignedMandate, probe_membership};
 use shardpack_manifests::{Manifest, PackageSet, canonical, manifest::FORMAT};
+use shardpack_quantize::Dtype;
 use shardpack_transfer::{
     protocol::{ChunkMap, Receiver, ReceiverAction, SharedMap, frame as transfer_frame},
     release::SignedRelease,

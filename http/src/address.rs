@@ -84,7 +84,9 @@ pub fn percent_encode(path: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            out.push_str(&format!("%{byte:02X}"));
+            const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+            let [high, low] = [byte >> 4, byte & 15].map(|it| char::from(DIGITS[it as usize]));
+            out.extend(['%', high, low]);
         }
     }
     out

@@ -115,7 +115,7 @@ impl Answer {
     pub fn read(&mut self, limit: u64) -> Result<Vec<u8>, Failed> {
         let mut bytes = Vec::new();
         let read = self.body().take(limit + 1).read_to_end(&mut bytes);
-        read.map_err(Failed::again)?;
+        read.map_err(|error| Failed::again(error.to_string()))?;
         if bytes.len() as u64 > limit {
             let problem = format!("the answer has over {limit} bytes");
             return Err(Failed::answer(&without_password(&self.url), problem));
@@ -402,7 +402,7 @@ fn failed(url: &str, error: &ureq::Error) -> Failed {
         let (url, problem) = (url.to_owned(), error.to_string());
         return Failed::Final(HttpError::Tls { url, problem });
     }
-    Failed::again(error)
+    Failed::again(error.to_string())
 }
 
 /// The certificates of a file.

@@ -156,7 +156,7 @@ impl<'a> Partial<'a> {
                 Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Failed::again(error)),
+                Err(error) => return Err(Failed::again(error.to_string())),
             };
             if self.size + count as u64 > end {
                 let problem = format!("the server sends more than {end} bytes");
@@ -255,7 +255,7 @@ fn part(
             }
             Ok(count) => *filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Failed::again(error)),
+            Err(error) => return Err(Failed::again(error.to_string())),
         }
     }
     Ok(())

@@ -114,8 +114,8 @@ pub enum Failed {
 
 impl Failed {
     /// A failure that may pass.
-    pub fn again(problem: impl ToString) -> Self {
-        Self::Again { problem: problem.to_string(), after: None }
+    pub fn again(problem: impl Into<String>) -> Self {
+        Self::Again { problem: problem.into(), after: None }
     }
 
     /// An answer that is none to the request.

@@ -104,7 +104,7 @@ impl Retries {
     pub const STANDARD: Self = Self {
         attempts: 6,
         pause: Duration::from_secs(1),
-        max_retry_after: Duration::from_secs(300),
+        max_retry_after: Duration::from_mins(5),
         wait: sleep,
     };
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use shardpack_formats::{Dtype, Spec};
+use shardpack_formats::Spec;
+use shardpack_quantize::Dtype;
 
 use crate::{
     canonical::{self, CanonicalError},

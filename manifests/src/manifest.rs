@@ -6,7 +6,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use shardpack_formats::{Dtype, FloatFormat, Spec, chat::Chat};
+use shardpack_formats::{Spec, chat::Chat};
+use shardpack_quantize::{Dtype, FloatFormat};
 
 use crate::{
     digest::{Digest, chunk_count, merge_chunks},

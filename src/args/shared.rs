@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use shardpack_converter::{Nodes, Subfolder};
-use shardpack_formats::FloatFormat;
 use shardpack_mlx::distributed::FIRST_PORT;
+use shardpack_quantize::FloatFormat;
 
 /// The form of a command's result.
 #[derive(Args)]

@@ -15,13 +15,13 @@ use std::{
 use anyhow::{Context, anyhow};
 use serde_json::json;
 use shardpack_chat::PromptHome;
+use shardpack_containers::imatrix::write as write_imatrix;
 use shardpack_converter::ConvertOptions;
 use shardpack_engine::calibration::{CalibrationRun, CalibrationRunError};
 use shardpack_engine_api::TokenId;
 use shardpack_formats::{
     Calibration,
     calibration::{CALIBRATION_FILE, CALIBRATION_FORMAT},
-    imatrix::write as write_imatrix,
     sensitivity::SENSITIVITY_FILE,
 };
 use shardpack_manifests::Digest;

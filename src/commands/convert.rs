@@ -14,8 +14,9 @@ use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
     recipe::{self, Budget},
 };
-use shardpack_formats::{FloatFormat, Rounding, normalise::ResolveError};
+use shardpack_formats::normalise::ResolveError;
 use shardpack_manifests::{Digest, PackageSet};
+use shardpack_quantize::{FloatFormat, Rounding};
 
 use super::{Outcome, distillation, plan, rules, sign, text_worker, threads};
 use crate::{

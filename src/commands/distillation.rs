@@ -6,18 +6,16 @@ mod stages;
 use std::{fs, path::PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use shardpack_containers::container::{self, TensorInfo};
 use shardpack_converter::{ConvertOptions, Nodes};
 use shardpack_engine::{
     backend::{Collectives, Mlx, mlx::GroupParams},
     distillation::{DistillationError, DistillationRun, Rate},
 };
-use shardpack_formats::{
-    Dtype, Platform, affine,
-    container::{self, TensorInfo},
-    learned::{LEARNED_FILE, LEARNED_FORMAT, Learned, LearnedEntry},
-};
+use shardpack_formats::learned::{LEARNED_FILE, LEARNED_FORMAT, Learned, LearnedEntry};
 use shardpack_manifests::Digest;
 use shardpack_mlx::runtime;
+use shardpack_quantize::{Dtype, Platform, affine};
 
 use super::{
     calibrate::{

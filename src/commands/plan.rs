@@ -8,8 +8,8 @@ use std::{
 
 use serde_json::json;
 use shardpack_converter::{ConvertError, ConvertOptions, Plan, PlanError, RankMemory};
-use shardpack_formats::Rounding;
 use shardpack_manifests::{Layout, manifest::MatrixFormat};
+use shardpack_quantize::Rounding;
 
 use super::{Outcome, convert, rules};
 use crate::{

@@ -13,7 +13,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     os::unix::{fs::symlink, process::CommandExt as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},

@@ -7,8 +7,8 @@ use shardpack_converter::{
     ConvertOptions, ExportForm, ExportOptions, Plan, Source, UnshardedModel, convert, export,
 };
 use shardpack_engine::loading::OpenOptions;
-use shardpack_formats::FloatFormat;
 use shardpack_mlx::runtime;
+use shardpack_quantize::FloatFormat;
 use tempfile::tempdir;
 
 use crate::{

@@ -17,27 +17,35 @@ use crate::documents::root;
 /// layers below its own, never to one of the same layer or above.
 const LAYERS: &[(&str, &[&[&str]])] = &[
     (
+        "formats/quantize",
+        &[
+            &["dtype", "simd", "small_floats"],
+            &["affine", "lowrank"],
+            &["float_groups"],
+            &["dequantize"],
+        ],
+    ),
+    (
+        "formats/containers",
+        &[&["container", "neutral", "tokenizer"], &["gguf", "pickle"], &["imatrix", "stored"]],
+    ),
+    (
         "formats",
         &[
             &[
                 "calibration",
-                "dtype",
                 "expr",
                 "hex",
                 "inert",
                 "learned",
                 "memory",
-                "neutral",
                 "python_json",
-                "simd",
-                "small_floats",
+                "sensitivity",
                 "template",
-                "tokenizer",
                 "tool_family",
             ],
-            &["affine", "chat", "container", "lowrank", "spec"],
-            &["float_groups", "gguf", "pickle", "rope", "rules", "sensitivity"],
-            &["imatrix", "stored"],
+            &["chat", "spec"],
+            &["rope", "rules"],
             &["normalise"],
             &["config"],
         ],
@@ -72,16 +80,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &[
-                "cancel",
-                "checkpoint",
-                "dequantize",
-                "measured",
-                "package",
-                "recipe",
-                "report",
-                "shard",
-            ],
+            &["cancel", "checkpoint", "measured", "package", "recipe", "report", "shard"],
             &["adapter", "hub", "learned", "moments", "staging"],
             &["rounding", "source"],
             &["plan", "rules"],

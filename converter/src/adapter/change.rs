@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{
-    Dtype, Platform, affine, container::TensorInfo, lowrank, normalise::rows_and_columns,
-};
+use shardpack_containers::container::TensorInfo;
+use shardpack_formats::normalise::rows_and_columns;
+use shardpack_quantize::{Dtype, Platform, affine, lowrank};
 
 use super::{AdapterError, Rows, file::AdapterFile};
 

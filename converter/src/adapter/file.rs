@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::container::{self, TensorInfo};
+use shardpack_containers::container::{self, TensorInfo};
 use shardpack_manifests::{
     ChunkHasher,
     manifest::{AdapterRecord, SourceFile},

@@ -3,7 +3,8 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use shardpack_formats::{Dtype, container};
+use shardpack_containers::container;
+use shardpack_quantize::Dtype;
 
 use super::*;
 use crate::{Source, SourceError};

@@ -32,7 +32,8 @@ pub(super) fn in_model(name: &str, base: Base) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use shardpack_formats::{Dtype, container::TensorInfo};
+    use shardpack_containers::container::TensorInfo;
+    use shardpack_quantize::Dtype;
 
     use super::*;
 

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use shardpack_containers::tokenizer::TOKENIZER_FILE;
 use shardpack_formats::{
     chat::{self, Chat, Templates},
     config::{ConfigQuantization, GroupConfig, config_for_package},
-    tokenizer::TOKENIZER_FILE,
 };
 use shardpack_manifests::{
     Digest, Manifest, PackageSet,

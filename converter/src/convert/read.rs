@@ -3,12 +3,13 @@
 
 use std::{cell::RefCell, ops::Range};
 
+use shardpack_containers::stored::{Logical, Repacked};
 use shardpack_formats::{
-    AffineFormat, Dtype, TensorPlan,
+    TensorPlan,
     normalise::{Run, rows_and_columns},
     rules::Turn,
-    stored::{Logical, Repacked},
 };
+use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::ConvertError;
 use crate::{

@@ -6,13 +6,13 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use shardpack_formats::{
+use shardpack_containers::stored::Repacked;
+use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
+use shardpack_quantize::{
     AffineFormat, Dtype, FloatFormat, Platform,
     affine::{self, CastError, ErrorSums, GROUPS_PER_TASK, Hessian, OutputError, QuantizeOptions},
     float_groups::{self, Source as FloatSource},
-    stored::Repacked,
 };
-use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
 
 use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{

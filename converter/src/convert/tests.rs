@@ -11,8 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::{Dtype, Platform, affine};
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::{Dtype, Platform, affine};
 
 use super::{convert, read::Rows};
 use crate::{

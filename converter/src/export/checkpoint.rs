@@ -11,12 +11,13 @@ use std::{
 
 use rayon::prelude::*;
 use serde_json::{Value, json};
-use shardpack_formats::{
-    AffineFormat, Dtype,
-    container::{TensorInfo, header_for},
-    normalise::View,
-};
+use shardpack_containers::container::{TensorInfo, header_for};
+use shardpack_formats::normalise::View;
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::{
+    AffineFormat, Dtype,
+    dequantize::{Floats, Quantized, float_groups, plain},
+};
 
 use super::{
     ExportError,
@@ -24,7 +25,6 @@ use super::{
 };
 use crate::{
     convert::documents::pretty,
-    dequantize::{Floats, Quantized, float_groups, plain},
     package::{WriteError, at, sync_directory, write_small},
     plan::{BLOCK_BYTES, Plan, TensorConversion},
     reshard::{ReshardEvent, ReshardObserver, share_memory},

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use shardpack_formats::{
-    Dtype, Published,
+    Published,
     normalise::{View, rows_and_columns},
     rules::Turn,
 };
+use shardpack_quantize::Dtype;
 
 use crate::plan::TensorConversion;
 

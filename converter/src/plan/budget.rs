@@ -7,12 +7,13 @@ use std::{
 };
 
 use shardpack_formats::{
-    Dtype, Normalised, Role, TensorPlan,
+    Normalised, Role, TensorPlan,
     sensitivity::{
         MAX_SENSITIVITY_BYTES, ModuleSensitivity, SENSITIVITY_FILE, Sensitivities, SensitivityError,
     },
 };
 use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_quantize::Dtype;
 
 use super::{
     ConvertOptions, Nodes, Plan, PlanError,

@@ -1,10 +1,11 @@
 //! Which bytes go into which file of which package.
 
+use shardpack_containers::container::TensorInfo;
 use shardpack_formats::{
-    Dtype, Normalised, Role, ShardingRule, StoredAs, TensorPlan, container::TensorInfo,
-    rules::EXPERTS_AXIS,
+    Normalised, Role, ShardingRule, StoredAs, TensorPlan, rules::EXPERTS_AXIS,
 };
 use shardpack_manifests::{Layout, TensorShard, manifest::MatrixFormat};
+use shardpack_quantize::Dtype;
 
 use super::{StoredTensor, TensorConversion, module_name, stacks::stacks};
 use crate::package::{FilePlan, PlannedTensor};

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use shardpack_formats::{AffineFormat, Dtype, Normalised, TensorPlan};
+use shardpack_formats::{Normalised, TensorPlan};
 use shardpack_manifests::{
     Digest,
     manifest::{MatrixFormat, Quantization},
 };
+use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::options::Choice;
 use crate::recipe::{Matrix, RecipeError};

@@ -2,8 +2,9 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use shardpack_formats::{Dtype, FloatFormat, OwnRules, Rounding, memory::KvType};
+use shardpack_formats::{OwnRules, memory::KvType};
 use shardpack_manifests::signature::SigningKey;
+use shardpack_quantize::{Dtype, FloatFormat, Rounding};
 
 use super::PlanError;
 use crate::{

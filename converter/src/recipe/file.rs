@@ -43,7 +43,7 @@ pub fn lines(text: &str) -> Vec<String> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use shardpack_formats::{Dtype, FloatFormat};
+    use shardpack_quantize::{Dtype, FloatFormat};
 
     use super::*;
     use crate::recipe::{MainFormat, Overrides};

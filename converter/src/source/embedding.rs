@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use shardpack_containers::stored::Grouped;
 use shardpack_formats::{
     normalise::may_be_headless,
     spec::{Embedding, EmbeddingDense, Pooling},
-    stored::Grouped,
 };
 use shardpack_manifests::manifest;
 

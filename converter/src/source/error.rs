@@ -2,13 +2,13 @@
 
 use std::{io, path::PathBuf};
 
-use shardpack_formats::{
+use shardpack_containers::{
     container::ContainerError,
     gguf::GgufError,
-    normalise::ResolveError,
     pickle::PickleError,
     stored::{Damage, StoredError},
 };
+use shardpack_formats::normalise::ResolveError;
 
 #[cfg(feature = "hub")]
 use crate::hub::HubError;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_formats::stored::{Documents, StoredConfig};
+use shardpack_containers::stored::{Documents, StoredConfig};
 use shardpack_manifests::manifest;
 
 use super::{SourceError, foreign, texts};

@@ -8,11 +8,11 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_formats::{
-    Dtype,
+use shardpack_containers::{
     gguf::{self, Header, Model, Part, config::Frequencies, tokenizer},
     stored,
 };
+use shardpack_quantize::Dtype;
 
 use super::{
     Source, SourceError, Weights, file_names, parse_object, read_texts, stored_config,

@@ -1,12 +1,12 @@
 //! Files of `torch.save` as a source: the pickle of each is read whole, the tensors' bytes by
-//! position like all others. Nothing of a pickle is run, see `shardpack_formats::pickle`.
+//! position like all others. Nothing of a pickle is run, see `shardpack_containers::pickle`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
-use shardpack_formats::{
+use shardpack_containers::{
     pickle::{
         self, MAX_PICKLE_BYTES, PickleError, PickledTensor,
         zip::{self, Entry},

@@ -3,10 +3,8 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{
-    AffineFormat, Dtype,
-    stored::{Damage, Logical, Repacked, Window, float_bytes},
-};
+use shardpack_containers::stored::{Damage, Logical, Repacked, Window, float_bytes};
+use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::{Source, SourceError, hashes::Follower};
 

@@ -9,7 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
+use shardpack_formats::{RulePack, resolve};
+use shardpack_quantize::{Platform, affine::widen};
 
 use super::*;
 

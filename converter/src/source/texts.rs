@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
+use shardpack_containers::tokenizer::{Converted, TOKENIZER_FILE, added};
 use shardpack_formats::{
     chat::{self, special_tokens, turn_end::after_answer},
     python_json,
-    tokenizer::{Converted, TOKENIZER_FILE, added},
 };
 
 use crate::checkpoint::{TEMPLATE_ENDING, TEMPLATE_FOLDER};

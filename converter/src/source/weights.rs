@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use shardpack_formats::container::{self, TensorInfo};
+use shardpack_containers::container::{self, TensorInfo};
 use shardpack_manifests::Digest;
 
 use super::SourceError;

@@ -4,8 +4,9 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
-use shardpack_formats::{AffineFormat, Dtype, Normalised, OwnRules, SourceTensor};
+use shardpack_formats::{Normalised, OwnRules, SourceTensor};
 use shardpack_manifests::{Manifest, manifest::MatrixFormat, verify::Problem};
+use shardpack_quantize::{AffineFormat, Dtype};
 
 use super::{UnshardError, tensors::UnshardedTensor};
 use crate::plan::{RULES_FILE, format_of, packs, resolve_all};
@@ -133,7 +134,7 @@ fn logical_width(format: MatrixFormat, words: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use shardpack_formats::FloatFormat;
+    use shardpack_quantize::FloatFormat;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use shardpack_formats::Dtype;
 use shardpack_manifests::{Manifest, TensorShard, manifest::TensorEntry};
+use shardpack_quantize::Dtype;
 
 use super::{Member, UnshardError};
 

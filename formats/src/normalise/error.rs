@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{dtype::Dtype, expr::ExprError, rope::RopeError};
+use crate::{expr::ExprError, rope::RopeError};
+use shardpack_quantize::dtype::Dtype;
 
 /// Most tensors that a message lists.
 const MAX_LISTED: usize = 20;

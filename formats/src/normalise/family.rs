@@ -6,9 +6,9 @@ use super::{ResolveError, respelt, scopes::at_layer};
 use crate::{
     expr::{self, Scope},
     inert::is_inert,
-    neutral::is_neutral,
     rules::{Family, Let, RequireRule, RulePack, refused},
 };
+use shardpack_containers::neutral::is_neutral;
 
 /// Where a configuration has that of its text model.
 const INNER: &str = "text_config";

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     expr::Scope,
     rules::{MlxRules, MlxValueRule, RulePack, matches},
-    stored::Adjustment,
 };
+use shardpack_containers::stored::Adjustment;
 
 /// Who wrote a checkpoint's files, as far as they say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::dtype::Dtype;
+    use shardpack_quantize::dtype::Dtype;
 
     fn changed(
         model_type: &str,

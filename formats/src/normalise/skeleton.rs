@@ -10,10 +10,10 @@ use super::{
     scopes::{self, flag, size},
 };
 use crate::{
-    dtype::Dtype,
     expr::Scope,
     rules::{Presence, Role, RulePack, TensorRule},
 };
+use shardpack_quantize::dtype::Dtype;
 
 /// Most tensors that are listed: the largest published model has under 100,000.
 const MAX_TENSORS: usize = 1 << 20;

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::{Long, MAX_WIDTH, RopeError, RopeRequest, Scaling, Yarn, frequencies::magnitude};
-use crate::{expr, neutral::is_neutral};
+use crate::expr;
+use shardpack_containers::neutral::is_neutral;
 
 /// Largest base, factor or length that is believed: the largest base in use is 1e8.
 const MAX_NUMBER: f64 = 1e12;

@@ -19,8 +19,8 @@ use shardpack_engine::{
     loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
-use shardpack_formats::Platform;
 use shardpack_kernels::{Activations, Team, TeamOptions, memory};
+use shardpack_quantize::Platform;
 
 const PROMPT: usize = 256;
 const STEPS: usize = 32;

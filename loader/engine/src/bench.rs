@@ -20,11 +20,11 @@ use memmap2::MmapMut;
 use serde::Serialize;
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
-use shardpack_formats::Platform;
 use shardpack_kernels::{
     Activations, Team, TeamOptions,
     memory::{self, Read},
 };
+use shardpack_quantize::Platform;
 
 use crate::{
     backend::Cpu,

@@ -13,8 +13,8 @@ use std::{io, path::Path, sync::Arc};
 
 use shardpack_collectives::Group;
 use shardpack_engine_api::TokenId;
-use shardpack_formats::Dtype;
 use shardpack_manifests::{Manifest, manifest::MatrixFormat, manifest::TensorEntry};
+use shardpack_quantize::Dtype;
 
 use crate::{
     backend::{

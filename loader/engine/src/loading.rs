@@ -14,12 +14,12 @@ use std::{
     time::Instant,
 };
 
-use shardpack_formats::Platform;
 use shardpack_kernels::{Activations, Repack};
 use shardpack_manifests::{
     Manifest,
     manifest::{FileEntry, MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
 };
+use shardpack_quantize::Platform;
 
 use chunks::{ChunkReader, Destination, Files, SourceFile};
 use pages::{PageBytes, Region};

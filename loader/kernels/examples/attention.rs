@@ -10,12 +10,12 @@
 use std::{env, error::Error, hint::black_box, time::Instant};
 
 use memmap2::MmapMut;
-use shardpack_formats::Platform;
 use shardpack_kernels::{
     Activations, Attention, Floats, KvBlock, KvHead, Team, TeamOptions, attend,
     attention::{KEYS_PER_BLOCK, Order},
     memory::{self, Read},
 };
+use shardpack_quantize::Platform;
 use zerocopy::FromBytes;
 
 /// Heads of keys and values.

@@ -11,10 +11,10 @@
 use std::{env, error::Error, hint::black_box, time::Instant};
 
 use memmap2::MmapMut;
-use shardpack_formats::Platform;
 use shardpack_kernels::{
     Activations, Floats, Matrix, Packing, Repack, Team, TeamOptions, matmul, memory,
 };
+use shardpack_quantize::Platform;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A layer's matrices in turn, `[outputs, inputs]`.

@@ -5,10 +5,10 @@
 
 use std::{env, error::Error, hint::black_box, time::Instant};
 
-use shardpack_formats::Platform;
 use shardpack_kernels::{
     Activations, Floats, Matrix, Team, TeamOptions, add_second_moments, matmul,
 };
+use shardpack_quantize::Platform;
 
 /// A layer's matrices, `[outputs, inputs]`.
 const SHAPES: [[usize; 2]; 4] = [[256, 2048], [2048, 2048], [5632, 2048], [2048, 5632]];

@@ -10,7 +10,7 @@
 
 use std::{iter, ops::Range};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{Floats, team};
 

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::platform::Task;
 

@@ -1,6 +1,6 @@
-//! Float groups ([`shardpack_formats::float_groups`]) as f32, in a form that compilers make vectors of.
+//! Float groups ([`shardpack_quantize::float_groups`]) as f32, in a form that compilers make vectors of.
 
-use shardpack_formats::FloatFormat;
+use shardpack_quantize::FloatFormat;
 
 /// Writes the weights of whole groups, as many as `out` holds, from the first of `packed` and
 /// `scales` on.
@@ -70,7 +70,7 @@ const fn e4m3(byte: u32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use shardpack_formats::float_groups::dequantize;
+    use shardpack_quantize::float_groups::dequantize;
 
     use super::*;
 

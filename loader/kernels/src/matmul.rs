@@ -5,7 +5,7 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{
     matrix::Matrix,

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::FloatFormat;
+use shardpack_quantize::FloatFormat;
 use zerocopy::IntoBytes;
 
 use crate::{

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_arch = "x86_64")]
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 use zerocopy::FromBytes;
 
 use crate::{
@@ -116,7 +116,7 @@ impl Task for Plain<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardpack_formats::Platform;
+    use shardpack_quantize::Platform;
 
     use crate::{Activations, Team, TeamOptions};
 

@@ -134,7 +134,7 @@ fn add_to_rows<V: Vectors, const R: usize, const C: usize>(
 
 #[cfg(test)]
 mod tests {
-    use shardpack_formats::Platform;
+    use shardpack_quantize::Platform;
 
     use super::*;
     use crate::{Activations, Team, TeamOptions};

@@ -4,7 +4,7 @@
 
 use std::arch::aarch64::{int8x16_t, int32x4_t};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::platform::Task;
 

@@ -9,7 +9,7 @@
 
 use std::marker::PhantomData;
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{
     attention::{Plain, Vectors},

@@ -1,6 +1,6 @@
 //! Tasks on an instruction set that the caller chose.
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 /// Plain Rust that is compiled once for every platform, so that its loops use the widest vectors.
 /// The compiler neither fuses nor reorders operations on floats, so the bits are the same.

@@ -15,7 +15,7 @@
 //! other size, and a matrix is still sharded between such fours. One whose rows are not a multiple of
 //! four stays as it is.
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{
     quantized::{SPANS, has_kernels, span_of},

@@ -18,7 +18,7 @@ mod split;
 
 use std::sync::Arc;
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use jobs::Jobs;
 pub(crate) use split::{Columns, chunks, columns_of_all, parts};

@@ -84,11 +84,13 @@ pub(crate) trait Lanes: Copy {
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 }
 
-/// Rows of activations of a panel, and vectors of weight rows of a tile, that a platform's
-/// registers hold the sums of.
+/// Rows of activations of a panel.
+const ROWS_PER_PANEL: usize = 4;
+
+/// Vectors of weight rows of a tile, two or four: a platform's registers hold their sums with all
+/// rows of a panel.
 pub(crate) trait Shape {
     type Lanes: Lanes;
-    const ROWS: usize;
     const VECTORS: usize;
 }
 
@@ -202,7 +204,7 @@ fn fill_row(
 
 /// Prepares `x` for [`Products`] on a platform of shape `S`.
 pub(crate) fn panels<S: Shape>(on: &Current, x: &Quantized, weights: &Packed<'_>) -> Panels {
-    Panels::new(on, x, weights, S::ROWS)
+    Panels::new(on, x, weights, ROWS_PER_PANEL)
 }
 
 /// Products of all panels with the weight rows of `out`'s columns.
@@ -218,26 +220,24 @@ impl<S: Shape> Task for Products<'_, '_, S> {
 
     #[inline(always)]
     fn run(self) {
-        match (self.weights.bits, S::VECTORS) {
-            (4, 2) => self.all::<4, 2>(),
-            (6, 2) => self.all::<6, 2>(),
-            (8, 2) => self.all::<8, 2>(),
-            (4, 4) => self.all::<4, 4>(),
-            (6, 4) => self.all::<6, 4>(),
-            (8, 4) => self.all::<8, 4>(),
-            other => unreachable!("there are no tiles of {other:?}"),
+        match self.weights.bits {
+            4 => self.all::<4>(),
+            6 => self.all::<6>(),
+            8 => self.all::<8>(),
+            other => unreachable!("there are no tiles of {other} bits"),
         }
     }
 }
 
 impl<S: Shape> Products<'_, '_, S> {
+    /// Constants choose: what a platform does not have is not compiled for it.
     #[inline(always)]
-    fn all<const BITS: usize, const VECTORS: usize>(self) {
-        match S::ROWS {
-            6 => self.tiles::<BITS, VECTORS, 6>(),
-            8 => self.tiles::<BITS, VECTORS, 8>(),
-            4 => self.tiles::<BITS, VECTORS, 4>(),
-            other => unreachable!("there are no panels of {other} rows"),
+    fn all<const BITS: usize>(self) {
+        if const { S::VECTORS == 4 } {
+            self.tiles::<BITS, 4, ROWS_PER_PANEL>();
+        } else {
+            const { assert!(S::VECTORS == 4 || S::VECTORS == 2, "vectors of a tile") };
+            self.tiles::<BITS, 2, ROWS_PER_PANEL>();
         }
     }
 

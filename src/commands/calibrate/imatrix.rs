@@ -3,12 +3,11 @@
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
 
 use anyhow::Context;
-use shardpack_formats::{
-    Calibration,
-    calibration::InputMoments,
+use shardpack_containers::{
     container::{header_bytes, parse_header},
     imatrix::MeanSquares,
 };
+use shardpack_formats::{Calibration, calibration::InputMoments};
 
 use crate::failure::Failure;
 

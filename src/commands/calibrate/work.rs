@@ -19,13 +19,11 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use shardpack_containers::container::{self, TensorInfo};
 use shardpack_engine::calibration::{Moments, Streams, float_bytes, float_bytes_mut};
-use shardpack_formats::{
-    Dtype,
-    calibration::InputMoments,
-    container::{self, TensorInfo},
-};
+use shardpack_formats::calibration::InputMoments;
 use shardpack_manifests::Digest;
+use shardpack_quantize::Dtype;
 
 use super::{sensitivity::Variants, sync};
 use crate::failure::Failure;

@@ -4,8 +4,8 @@ use std::{fmt::Write as _, path::Path};
 
 use serde_json::{Value, json};
 use shardpack_engine::eval::{Divergence, Estimate, EvalOptions, Evaluation, Evaluations};
-use shardpack_formats::Dtype;
 use shardpack_manifests::Manifest;
+use shardpack_quantize::Dtype;
 
 use super::inputs::Texts;
 use crate::progress::{size, table};

@@ -1,5 +1,7 @@
 //! A hub on this machine.
 
+mod lfs;
+
 use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Read, Write},
@@ -35,12 +37,8 @@ pub(crate) struct Hub {
 struct Repository {
     commit: String,
     files: BTreeMap<String, Vec<u8>>,
-    /// Parts of large files that were sent to the store, by the file's SHA-256.
-    store: BTreeMap<String, BTreeMap<u64, Vec<u8>>>,
+    store: lfs::Store,
 }
-
-/// Bytes of a part of the larger files of the store; smaller ones are sent whole.
-const PART_BYTES: usize = 1_000_000;
 
 impl Hub {
     pub(crate) fn start(model: &Path) -> Self {
@@ -131,57 +129,12 @@ fn serve(
     } else if path == "/api/repos/create" {
         ("200 OK", String::new(), json!({ "url": "org/model" }).to_string().into_bytes())
     } else if path == "/api/models/org/model/preupload/main" {
-        let asked: Value = serde_json::from_slice(&posted).unwrap();
-        let asked = asked["files"].as_array().unwrap().iter();
-        let answer: Vec<Value> = asked
-            .map(|file| {
-                let is_large = file["path"].as_str().unwrap().ends_with(".safetensors");
-                let mode = if is_large { "lfs" } else { "regular" };
-                json!({ "path": file["path"], "uploadMode": mode })
-            })
-            .collect();
-        ("200 OK", String::new(), json!({ "files": answer }).to_string().into_bytes())
-    } else if path == "/org/model.git/info/lfs/objects/batch" {
-        let asked: Value = serde_json::from_slice(&posted).unwrap();
-        let host = header(&head, "host");
-        let objects = asked["objects"].as_array().unwrap().iter();
-        let objects: Vec<Value> = objects.map(|object| object_of(object, &host, store)).collect();
-        ("200 OK", String::new(), json!({ "objects": objects }).to_string().into_bytes())
-    } else if let Some((oid, part)) = path.strip_prefix("/lfs/").and_then(|it| it.split_once('/')) {
-        let tag = if let Ok(part) = part.parse() {
-            assert!(first.starts_with("PUT "));
-            store.entry(oid.to_owned()).or_default().insert(part, posted);
-            format!("ETag: \"{part}\"\r\n")
-        } else if part == "complete" {
-            let done: Value = serde_json::from_slice(&posted).unwrap();
-            let parts = done["parts"].as_array().unwrap().iter();
-            let numbers: Vec<u64> = parts
-                .map(|part| {
-                    assert_eq!(part["etag"], format!("\"{}\"", part["partNumber"]));
-                    part["partNumber"].as_u64().unwrap()
-                })
-                .collect();
-            assert!(numbers.iter().eq(store[oid].keys()), "every part, in order");
-            String::new()
-        } else {
-            assert_eq!(part, "verify");
-            assert_eq!(hex::encode(&sha256(&stored(store, oid))), oid, "what arrived is the file");
-            String::new()
-        };
-        ("200 OK", tag, Vec::new())
+        ("200 OK", String::new(), lfs::upload_modes(&posted))
+    } else if let Some((extra, body)) = lfs::answer(store, &first, &head, &posted) {
+        ("200 OK", extra, body)
     } else if path == "/api/models/org/model/commit/main" {
         assert!(head.iter().any(|line| line.eq_ignore_ascii_case("authorization: bearer writer")));
-        for line in text(&posted).lines() {
-            let line: Value = serde_json::from_str(line).unwrap();
-            if line["key"] == "file" {
-                let content = line["value"]["content"].as_str().unwrap();
-                let name = line["value"]["path"].as_str().unwrap().to_owned();
-                files.insert(name, Base64::decode_vec(content).unwrap());
-            } else if line["key"] == "lfsFile" {
-                let name = line["value"]["path"].as_str().unwrap().to_owned();
-                files.insert(name, stored(store, line["value"]["oid"].as_str().unwrap()));
-            }
-        }
+        add_files(files, store, &posted);
         ("200 OK", String::new(), json!({ "commitOid": commit }).to_string().into_bytes())
     } else if let Some(file) = path.strip_prefix(&resolve).and_then(|name| files.get(name)) {
         let (first, last) = range.unwrap_or((0, file.len().saturating_sub(1)));
@@ -204,42 +157,19 @@ fn serve(
     let _ = stream.write_all(&[head.as_bytes(), body].concat());
 }
 
-fn header(head: &[String], name: &str) -> String {
-    let value = head.iter().find_map(|line| {
-        let (found, value) = line.split_once(": ")?;
-        found.eq_ignore_ascii_case(name).then(|| value.to_owned())
-    });
-    value.unwrap()
-}
-
-fn sha256(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
-}
-
-/// A file of the store, its parts joined.
-fn stored(store: &BTreeMap<String, BTreeMap<u64, Vec<u8>>>, oid: &str) -> Vec<u8> {
-    store[oid].values().flatten().copied().collect()
-}
-
-/// Git LFS's answer for one file: nothing to do, one request, or a request for each part.
-fn object_of(asked: &Value, host: &str, store: &BTreeMap<String, BTreeMap<u64, Vec<u8>>>) -> Value {
-    let (oid, size) = (asked["oid"].as_str().unwrap(), asked["size"].as_u64().unwrap() as usize);
-    if store.contains_key(oid) {
-        return json!({ "oid": oid, "size": size });
-    }
-    let url = |last: &str| format!("http://{host}/lfs/{oid}/{last}");
-    let mut upload = json!({ "href": url("1") });
-    if size > PART_BYTES {
-        let mut header = json!({ "chunk_size": PART_BYTES.to_string() });
-        for part in 1..=size.div_ceil(PART_BYTES) {
-            header[format!("{part:05}")] = url(&part.to_string()).into();
+/// Adds what a commit brings: small files in it, large ones from the store.
+fn add_files(files: &mut BTreeMap<String, Vec<u8>>, store: &lfs::Store, posted: &[u8]) {
+    for line in text(posted).lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        if line["key"] == "file" {
+            let content = line["value"]["content"].as_str().unwrap();
+            let name = line["value"]["path"].as_str().unwrap().to_owned();
+            files.insert(name, Base64::decode_vec(content).unwrap());
+        } else if line["key"] == "lfsFile" {
+            let name = line["value"]["path"].as_str().unwrap().to_owned();
+            files.insert(name, lfs::stored(store, line["value"]["oid"].as_str().unwrap()));
         }
-        upload = json!({ "href": url("complete"), "header": header });
     }
-    json!({ "oid": oid, "size": size, "actions": {
-        "upload": upload,
-        "verify": { "href": url("verify") },
-    }})
 }
 
 fn entry(name: &str, bytes: &[u8]) -> Value {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use shardpack_formats::container::TensorInfo;
+use shardpack_containers::container::TensorInfo;
 
 use super::*;
 

@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use serde_json::{Value, json};
-use shardpack_formats::Dtype;
+use shardpack_quantize::Dtype;
 
 use super::{
     published::{Stored, converted, floats, fp8, tensors, write},

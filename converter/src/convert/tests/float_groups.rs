@@ -1,6 +1,6 @@
 //! Float groups: what a format holds is carried over, and bytes depend on nothing but the source.
 
-use shardpack_formats::FloatFormat;
+use shardpack_quantize::FloatFormat;
 
 use super::*;
 use crate::{convert::Converted, recipe::RECIPE_FILE};

@@ -4,10 +4,8 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use shardpack_formats::{
-    Dtype,
-    container::{TensorInfo, header_for},
-};
+use shardpack_containers::container::{TensorInfo, header_for};
+use shardpack_quantize::Dtype;
 
 use super::*;
 

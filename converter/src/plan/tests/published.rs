@@ -4,10 +4,8 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, json};
-use shardpack_formats::{
-    normalise::expected_tensors,
-    stored::{Documents, StoredConfig},
-};
+use shardpack_containers::stored::{Documents, StoredConfig};
+use shardpack_formats::normalise::expected_tensors;
 
 use super::*;
 

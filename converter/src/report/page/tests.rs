@@ -1,12 +1,12 @@
 //! Whole pages of small reports.
 
-use shardpack_formats::Dtype;
 use shardpack_manifests::{
     Digest,
     ids::Ids,
     manifest::{FORMAT, Source},
     set::PackageEntry,
 };
+use shardpack_quantize::Dtype;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Copies as mlx-lm writes them: what it changes in values is taken back as they are read.
 
-use shardpack_formats::container::header_for;
+use shardpack_containers::container::header_for;
 use tempfile::tempdir;
 
 use super::*;
@@ -27,7 +27,7 @@ fn copy(model: &str, format: &str, change: Change, out: &Path) -> Source {
         let size = values.len() as u64 * 4;
         infos.push(TensorInfo {
             name,
-            dtype: shardpack_formats::Dtype::F32,
+            dtype: shardpack_quantize::Dtype::F32,
             shape,
             offset: 0,
             size,

@@ -7,7 +7,6 @@ use serde_json::{Map, Value as Json};
 use super::{Group, groups, layer, pattern};
 use crate::{
     expr::{Scope, Value},
-    neutral::is_neutral,
     normalise::{
         MAX_LAYERS, SourceTensor,
         accounting::expand,
@@ -16,6 +15,7 @@ use crate::{
     },
     rules::{Presence, RulePack, TensorRule, builtin_text, matches},
 };
+use shardpack_containers::neutral::is_neutral;
 
 /// A family and where the model differs from it.
 pub(super) struct Nearest<'a> {

@@ -56,7 +56,7 @@ fn what_differs_becomes_a_point() {
     for layer in 0..3 {
         for (name, shape) in [("residual_gate", vec![192, 64]), ("mlp.experts.1.up", vec![7])] {
             let name = format!("model.layers.{layer}.{name}.weight");
-            sources.push(SourceTensor { name, dtype: crate::Dtype::BF16, shape });
+            sources.push(SourceTensor { name, dtype: shardpack_quantize::Dtype::BF16, shape });
         }
     }
     let scaffold = scaffold(&config, &sources, &RulePack::builtin()).unwrap();

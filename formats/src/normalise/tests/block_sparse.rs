@@ -4,11 +4,12 @@ use serde_json::{Value, json};
 
 use super::resolve_builtin;
 use crate::{
-    Dtype, RulePack, Spec, config_for_package,
+    RulePack, Spec, config_for_package,
     normalise::{Normalised, ResolveError, SourceTensor, expected_tensors},
     rules::{Role, ShardingRule},
     spec::{BlockIndexer, QkNorm},
 };
+use shardpack_quantize::Dtype;
 
 /// As it is published, smaller.
 fn published(keys: &Value) -> Value {

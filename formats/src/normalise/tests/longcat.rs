@@ -4,11 +4,12 @@ use serde_json::{Value, json};
 
 use super::resolve_builtin;
 use crate::{
-    Dtype, RulePack,
+    RulePack,
     hex::HexF32,
     normalise::{Normalised, ResolveError, SourceTensor, expected_tensors},
     spec::{Layer, Scores},
 };
+use shardpack_quantize::Dtype;
 
 /// The published configuration of `LongCat` Flash Chat, of another size.
 fn config(keys: &Value) -> Value {

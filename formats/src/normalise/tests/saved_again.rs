@@ -4,7 +4,8 @@
 use std::{fs, path::Path};
 
 use super::*;
-use crate::{container, python_json};
+use crate::python_json;
+use shardpack_containers::container;
 
 fn models() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models")

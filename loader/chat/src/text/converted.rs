@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
-use shardpack_formats::tokenizer;
+use shardpack_containers::tokenizer;
 
 use super::*;
 

@@ -2,11 +2,12 @@
 
 use std::{io, ops::Range, sync::Arc};
 
-use shardpack_formats::{Platform, memory::KvType};
+use shardpack_formats::memory::KvType;
 use shardpack_kernels::{
     Activations, Matrix, Packing, Team, TeamOptions, memory,
     pool::{Buffer, Pool},
 };
+use shardpack_quantize::Platform;
 
 use super::{ComputesAtOnce, StoredMatrix, StoredWeights, Tensors, TokenChoice};
 use crate::loading::PackageTensor;

@@ -1,6 +1,6 @@
 //! The tensors of a backend, and the weights that they are multiplied by.
 
-use shardpack_formats::FloatFormat;
+use shardpack_quantize::FloatFormat;
 
 use crate::loading::{PackageTensor, Packing};
 

@@ -5,7 +5,7 @@
 //! are measured in steps of the group as it was: `s` by what the outermost integer moves. So a rate means
 //! the same for every group, whatever its bits and its size.
 
-use shardpack_formats::Dtype;
+use shardpack_quantize::Dtype;
 
 use crate::backend::mlx::GroupParams;
 

@@ -2,13 +2,13 @@
 //!
 //! Bytes are hashed before they are rearranged, and given away only when every chunk was right.
 
-use shardpack_formats::Dtype;
 use shardpack_kernels::{Packing, Repack};
 use shardpack_manifests::{
     Manifest,
     digest::CHUNK_BYTES,
     manifest::{MatrixFormat, TensorEntry},
 };
+use shardpack_quantize::Dtype;
 
 use super::chunks::Destination;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use shardpack_formats::Dtype;
 use shardpack_kernels::{Floats, Packing};
 use shardpack_manifests::{TensorShard, manifest::TensorEntry};
+use shardpack_quantize::Dtype;
 use zerocopy::{FromBytes, Immutable};
 
 use super::pages::PageBytes;

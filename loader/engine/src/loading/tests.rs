@@ -2,13 +2,13 @@
 
 use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 
-use shardpack_formats::Dtype;
 use shardpack_kernels::Repack;
 use shardpack_manifests::{
     CHUNK_BYTES, TensorShard, canonical,
     layout::{Layout, Stages},
     manifest::Quantization,
 };
+use shardpack_quantize::Dtype;
 use tempfile::TempDir;
 
 use super::*;

@@ -4,11 +4,12 @@
 use std::{cell::RefCell, collections::BTreeSet, ops::Range};
 
 use shardpack_formats::{
-    Dtype, Spec,
+    Spec,
     spec::{self, LayerPart},
 };
 use shardpack_kernels::matrix::affine_is_supported;
 use shardpack_manifests::{TensorShard, manifest::MatrixFormat};
+use shardpack_quantize::Dtype;
 
 use super::{
     LoadError, Model, Projection, Shard, embedding_and_head::EmbeddingAndHead,

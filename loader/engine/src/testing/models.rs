@@ -6,10 +6,11 @@ use std::{fs, path::PathBuf};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use shardpack_formats::{
-    Dtype, Spec,
+    Spec,
     hex::HexF32,
     spec::{Activation, Attention, Block, Ffn, Layer, Norm, NormKind, QkNorm, Rope, RopeStyle},
 };
+use shardpack_quantize::Dtype;
 
 /// A tensor with its bytes.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use half::bf16;
-use shardpack_formats::{Dtype, Spec};
+use shardpack_formats::Spec;
 use shardpack_manifests::{
     Digest, Layout, Manifest, TensorShard, canonical,
     digest::ChunkHasher,
@@ -16,6 +16,7 @@ use shardpack_manifests::{
     layout::{Axis, Stages},
     manifest::{FORMAT, FileEntry, Quantization, Source, TensorEntry},
 };
+use shardpack_quantize::Dtype;
 
 use super::models::{self, Plain};
 use crate::loading::{OpenOptions, Package};

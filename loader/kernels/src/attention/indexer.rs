@@ -4,7 +4,7 @@
 
 use std::{borrow::Cow, marker::PhantomData, ops::Range};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use super::{
     KEYS_PER_BLOCK, KvBlock,

@@ -102,8 +102,8 @@ impl<V: Vectors> Task for Products<'_, V> {
     #[inline(always)]
     fn run(self) {
         match self.keys.width / STEP {
-            2 if V::USUAL_WIDTHS => self.in_steps::<2>(),
-            4 if V::USUAL_WIDTHS => self.in_steps::<4>(),
+            2 if const { V::USUAL_WIDTHS } => self.in_steps::<2>(),
+            4 if const { V::USUAL_WIDTHS } => self.in_steps::<4>(),
             _ => self.in_steps::<ANY>(),
         }
     }
@@ -137,8 +137,12 @@ impl<V: Vectors> Products<'_, V> {
             let rows = KeyRows { rows, steps, scales: keys.scales };
             let out = &mut out[head..];
             head += match heads - head {
-                4.. if V::KEY_HEADS >= 4 => some_heads::<V, 4>((q, worth), rows, prefetch, out),
-                2.. if V::KEY_HEADS >= 4 => some_heads::<V, 2>((q, worth), rows, prefetch, out),
+                4.. if const { V::KEY_HEADS >= 4 } => {
+                    some_heads::<V, 4>((q, worth), rows, prefetch, out)
+                }
+                2.. if const { V::KEY_HEADS >= 4 } => {
+                    some_heads::<V, 2>((q, worth), rows, prefetch, out)
+                }
                 _ => some_heads::<V, 1>((q, worth), rows, prefetch, out),
             };
         }
@@ -251,8 +255,8 @@ impl<V: Vectors> Task for WeightedSums<'_, V> {
     #[inline(always)]
     fn run(self) {
         match self.values.width / LANES {
-            4 if V::USUAL_WIDTHS => self.in_lines::<4>(),
-            8 if V::USUAL_WIDTHS => self.in_lines::<8>(),
+            4 if const { V::USUAL_WIDTHS } => self.in_lines::<4>(),
+            8 if const { V::USUAL_WIDTHS } => self.in_lines::<8>(),
             _ => self.in_lines::<ANY>(),
         }
     }
@@ -286,27 +290,27 @@ impl<V: Vectors> WeightedSums<'_, V> {
                 let weights = (&integers[head..], &worth[head..]);
                 let (at, out) = ((lines, line), &mut out[head * lines..]);
                 line += match (heads - head, lines - line) {
-                    (4.., 4..) if V::VALUE_VECTORS >= 4 => {
+                    (4.., 4..) if const { V::VALUE_VECTORS >= 4 } => {
                         columns::<V, 4, 4>(weights, rows, at, prefetch, out)
                     }
-                    (4.., _) if V::HEADS >= 4 => {
+                    (4.., _) if const { V::HEADS >= 4 } => {
                         columns::<V, 4, 1>(weights, rows, at, prefetch, out)
                     }
-                    (2.., 2..) if V::VALUE_VECTORS >= 2 => {
+                    (2.., 2..) if const { V::VALUE_VECTORS >= 2 } => {
                         columns::<V, 2, 2>(weights, rows, at, prefetch, out)
                     }
-                    (2.., _) if V::HEADS >= 2 => {
+                    (2.., _) if const { V::HEADS >= 2 } => {
                         columns::<V, 2, 1>(weights, rows, at, prefetch, out)
                     }
-                    (_, 4..) if V::VALUE_VECTORS >= 4 => {
+                    (_, 4..) if const { V::VALUE_VECTORS >= 4 } => {
                         columns::<V, 1, 4>(weights, rows, at, prefetch, out)
                     }
                     _ => columns::<V, 1, 1>(weights, rows, at, prefetch, out),
                 };
             }
             head += match heads - head {
-                4.. if V::HEADS >= 4 => 4,
-                2.. if V::HEADS >= 2 => 2,
+                4.. if const { V::HEADS >= 4 } => 4,
+                2.. if const { V::HEADS >= 2 } => 2,
                 _ => 1,
             };
         }

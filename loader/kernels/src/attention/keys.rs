@@ -72,8 +72,8 @@ impl<V: Vectors, S: Stored> Task for Products<'_, V, S> {
     fn run(self) {
         // Compiled for the usual widths too: distances that are constants take no registers.
         match self.keys.width / LANES {
-            4 if V::USUAL_WIDTHS => self.in_parts::<4, 1>(),
-            8 if V::USUAL_WIDTHS => self.in_parts::<8, 1>(),
+            4 if const { V::USUAL_WIDTHS } => self.in_parts::<4, 1>(),
+            8 if const { V::USUAL_WIDTHS } => self.in_parts::<8, 1>(),
             lines if lines.is_multiple_of(4) => self.in_parts::<4, ANY>(),
             _ => self.in_parts::<1, ANY>(),
         }
@@ -96,8 +96,12 @@ impl<V: Vectors, S: Stored> Products<'_, V, S> {
                 let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let (q, out) = ((&q[head * parts..], parts), &mut out[head..]);
                 head += match heads - head {
-                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4, LINES>(q, &some, prefetch, out),
-                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2, LINES>(q, &some, prefetch, out),
+                    4.. if const { V::HEADS >= 4 } => {
+                        some_heads::<V, S, 4, LINES>(q, &some, prefetch, out)
+                    }
+                    2.. if const { V::HEADS >= 2 } => {
+                        some_heads::<V, S, 2, LINES>(q, &some, prefetch, out)
+                    }
                     _ => some_heads::<V, S, 1, LINES>(q, &some, prefetch, out),
                 };
             }
@@ -163,8 +167,12 @@ fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     while head < HEADS {
         let (q, quarters) = ((&q[head * parts..], parts), &mut quarters[head..]);
         head += match HEADS - head {
-            4.. if V::KEY_HEADS >= 4 => quarter::<V, S, 4, LINES>(q, rows, fetch, quarters),
-            2.. if V::KEY_HEADS >= 2 => quarter::<V, S, 2, LINES>(q, rows, fetch, quarters),
+            4.. if const { V::KEY_HEADS >= 4 } => {
+                quarter::<V, S, 4, LINES>(q, rows, fetch, quarters)
+            }
+            2.. if const { V::KEY_HEADS >= 2 } => {
+                quarter::<V, S, 2, LINES>(q, rows, fetch, quarters)
+            }
             _ => quarter::<V, S, 1, LINES>(q, rows, fetch, quarters),
         };
         fetch = Fetch::NONE;
@@ -185,7 +193,7 @@ fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     quarters: &mut [V::Quarter],
 ) -> usize {
     let quarters = quarters.first_chunk_mut::<HEADS>().expect("as many heads");
-    if V::KEYS >= 4 {
+    if const { V::KEYS >= 4 } {
         let sums = lanes::<V, S, HEADS, 4, LINES>(q, rows, (places, scales), (fetch, 0));
         for (quarter, [a, b, c, d]) in quarters.iter_mut().zip(sums) {
             *quarter = V::quarter([V::pair([a, b]), V::pair([c, d])]);

@@ -55,8 +55,12 @@ impl<V: Vectors, S: LaneType> Task for Products<'_, V, S> {
                 let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let (of, out) = ((&q[head * steps..], lines), &mut out[head..]);
                 head += match heads - head {
-                    4.. if V::KEY_HEADS >= 4 => some_heads::<V, S, 4>(of, group, prefetch, out),
-                    2.. if V::KEY_HEADS >= 2 => some_heads::<V, S, 2>(of, group, prefetch, out),
+                    4.. if const { V::KEY_HEADS >= 4 } => {
+                        some_heads::<V, S, 4>(of, group, prefetch, out)
+                    }
+                    2.. if const { V::KEY_HEADS >= 2 } => {
+                        some_heads::<V, S, 2>(of, group, prefetch, out)
+                    }
                     _ => some_heads::<V, S, 1>(of, group, prefetch, out),
                 };
             }
@@ -75,7 +79,7 @@ fn some_heads<V: Vectors, S: LaneType, const HEADS: usize>(
     let mut line = 0;
     while line < LINES_AT_ONCE {
         let at = (group * LINES_AT_ONCE, line);
-        line += if V::KEYS >= 4 {
+        line += if const { V::KEYS >= 4 } {
             some_keys::<V, S, HEADS, 4>(of, at, prefetch, out)
         } else {
             some_keys::<V, S, HEADS, 2>(of, at, prefetch, out)
@@ -182,8 +186,8 @@ impl<V: Vectors, S: LaneType> Task for WeightedSums<'_, V, S> {
                 let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let (of, on) = ((weights, lines), (&seen, prefetch));
                 head += match heads - head {
-                    4.. if V::HEADS >= 4 => panel_of_heads::<V, S, 4>(of, at, on, out),
-                    2.. if V::HEADS >= 2 => panel_of_heads::<V, S, 2>(of, at, on, out),
+                    4.. if const { V::HEADS >= 4 } => panel_of_heads::<V, S, 4>(of, at, on, out),
+                    2.. if const { V::HEADS >= 2 } => panel_of_heads::<V, S, 2>(of, at, on, out),
                     _ => panel_of_heads::<V, S, 1>(of, at, on, out),
                 };
             }
@@ -205,8 +209,8 @@ fn panel_of_heads<V: Vectors, S: LaneType, const HEADS: usize>(
     while line < lines {
         let (place, on) = (((lines, line), (row, at.start + line)), (seen, &mut *prefetch));
         line += match lines - line {
-            4.. if V::VALUE_VECTORS >= 4 => columns::<V, S, HEADS, 4>(of, place, on, out),
-            2.. if V::VALUE_VECTORS >= 2 => columns::<V, S, HEADS, 2>(of, place, on, out),
+            4.. if const { V::VALUE_VECTORS >= 4 } => columns::<V, S, HEADS, 4>(of, place, on, out),
+            2.. if const { V::VALUE_VECTORS >= 2 } => columns::<V, S, HEADS, 2>(of, place, on, out),
             _ => columns::<V, S, HEADS, 1>(of, place, on, out),
         };
     }

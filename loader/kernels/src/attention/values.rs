@@ -44,8 +44,8 @@ impl<V: Vectors, S: Stored> Task for WeightedSums<'_, V, S> {
     fn run(self) {
         // As in the products: distances that are constants take no registers.
         match self.values.width / LANES {
-            4 if V::USUAL_WIDTHS => self.with_lines::<4>(),
-            8 if V::USUAL_WIDTHS => self.with_lines::<8>(),
+            4 if const { V::USUAL_WIDTHS } => self.with_lines::<4>(),
+            8 if const { V::USUAL_WIDTHS } => self.with_lines::<8>(),
             _ => self.with_lines::<ANY>(),
         }
     }
@@ -68,10 +68,10 @@ impl<V: Vectors, S: Stored> WeightedSums<'_, V, S> {
                 let (weights, out) = (&weights[head..], &mut out[head * lines..]);
                 let values = (values, &some);
                 head += match heads - head {
-                    4.. if V::HEADS >= 4 => {
+                    4.. if const { V::HEADS >= 4 } => {
                         some_heads::<V, S, 4>(weights, values, lines, prefetch, out)
                     }
-                    2.. if V::HEADS >= 2 => {
+                    2.. if const { V::HEADS >= 2 } => {
                         some_heads::<V, S, 2>(weights, values, lines, prefetch, out)
                     }
                     _ => some_heads::<V, S, 1>(weights, values, lines, prefetch, out),
@@ -95,10 +95,10 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize>(
     while line < lines {
         let (at, prefetch) = ((lines, line), &mut prefetch);
         line += match lines - line {
-            4.. if V::VALUE_VECTORS >= 4 => {
+            4.. if const { V::VALUE_VECTORS >= 4 } => {
                 columns::<V, S, HEADS, 4>(weights, values, at, prefetch, out)
             }
-            2.. if V::VALUE_VECTORS >= 2 => {
+            2.. if const { V::VALUE_VECTORS >= 2 } => {
                 columns::<V, S, HEADS, 2>(weights, values, at, prefetch, out)
             }
             _ => columns::<V, S, HEADS, 1>(weights, values, at, prefetch, out),

@@ -18,7 +18,6 @@ pub(crate) struct Tiles;
 
 impl Shape for Tiles {
     type Lanes = V;
-    const ROWS: usize = 4;
     const VECTORS: usize = 2;
 }
 

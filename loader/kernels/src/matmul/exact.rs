@@ -5,7 +5,7 @@
 
 use std::{array, borrow::Cow, marker::PhantomData};
 
-use shardpack_formats::Platform;
+use shardpack_quantize::Platform;
 
 use crate::{
     attention::{Plain, Vectors},
@@ -146,10 +146,13 @@ fn sixteen<V: Vectors>(
     let mut done = 0;
     while done < held {
         let (x, quarters) = (&x[done..], &mut quarters[done..]);
-        done += match V::KEY_HEADS {
-            4.. => some::<V, 4>(x, weights, quarters),
-            2.. => some::<V, 2>(x, weights, quarters),
-            _ => some::<V, 1>(x, weights, quarters),
+        // Constants choose: what a platform does not have is not compiled for it.
+        done += if const { V::KEY_HEADS >= 4 } {
+            some::<V, 4>(x, weights, quarters)
+        } else if const { V::KEY_HEADS >= 2 } {
+            some::<V, 2>(x, weights, quarters)
+        } else {
+            some::<V, 1>(x, weights, quarters)
         };
     }
     V::sums(quarters)
@@ -163,7 +166,7 @@ fn some<V: Vectors, const COUNT: usize>(
     quarters: &mut [V::Quarter],
 ) -> usize {
     let x = x.first_chunk::<COUNT>().expect("four are a multiple of those in registers");
-    if V::KEYS >= FOUR {
+    if const { V::KEYS >= FOUR } {
         let sums = lanes::<V, COUNT, FOUR>(x, weights);
         for (quarter, [a, b, c, d]) in quarters.iter_mut().zip(sums) {
             *quarter = V::quarter([V::pair([a, b]), V::pair([c, d])]);

@@ -5,12 +5,12 @@
 
 use anyhow::Context as _;
 use serde_json::json;
-use shardpack_formats::{
+use shardpack_mlx::{Array, Binary, Element, Library, Quantized};
+use shardpack_quantize::{
     AffineFormat, Dtype, Rounding as QuantizeRounding,
     affine::{QuantizeOptions, quantize, unpack, widen},
     simd::Platform,
 };
-use shardpack_mlx::{Array, Binary, Element, Library, Quantized};
 
 use super::{
     Note, Outcome, is_gpu,

@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use shardpack_formats::{Dtype, FloatFormat};
 use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
+use shardpack_quantize::{Dtype, FloatFormat};
 
 use super::gradients::Substitutes;
 use crate::{

@@ -16,6 +16,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Long enough that only a connection that is silent for good is given up.
 const SILENCE: Duration = Duration::from_secs(2);
 
+/// An answer that ends before its first byte.
+const NOTHING: Reply = Reply::Cut(0);
+
 /// What a request asked for: path, or target of a tunnel, and the range.
 type Asked = (String, Option<u64>);
 
@@ -224,7 +227,6 @@ fn a_network_that_fails_leaves_what_arrived() {
     let (error, left) = failure(&[Reply::Status(503); 6]);
     assert!(error.to_string().contains("the server answered 503 (tried 6 times)"), "{error}");
     assert_eq!(left, None);
-    const NOTHING: Reply = Reply::Cut(0);
     let replies = &[Reply::Cut(1000), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING];
     let (error, left) = failure(replies);
     assert!(
