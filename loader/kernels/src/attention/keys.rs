@@ -141,18 +141,45 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     }
     let held = rest.len() / parts;
     if held > 0 {
-        // The last key is taken again.
-        let places = [0, 1.min(held - 1), held - 1, held - 1];
-        for (scale, place) in scales.iter_mut().zip(places) {
-            *scale = keys.scale::<V>(some.end - held + place);
-        }
         let fetch = prefetch.stretch(rest.as_ptr().addr(), held * bytes);
-        let sums = four_keys::<V, S, HEADS, LINES>(q, ((rest, parts), places, scales), fetch);
-        for (out, sums) in out.iter_mut().zip(sums.as_chunks::<4>().0) {
-            out[some.end - held..some.end].copy_from_slice(&sums[..held]);
-        }
+        let (q, some) = (q.0.as_flattened(), some.end - held..some.end);
+        V::run(LastKeys::<V, S> { q, keys: *keys, some, fetch, out, vectors: PhantomData });
     }
     HEADS
+}
+
+/// Fewer than four keys, of any width and for one query after another: they are met once a block,
+/// so they share no loops with the others, which would be compiled twice.
+struct LastKeys<'a, V, S: Stored> {
+    q: &'a [Line],
+    keys: Rows<'a, S>,
+    some: Range<usize>,
+    fetch: Fetch,
+    out: &'a mut [[f32; KEYS_PER_BLOCK]],
+    vectors: PhantomData<V>,
+}
+
+impl<V: Vectors, S: Stored> Task for LastKeys<'_, V, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { q, keys, some, mut fetch, out, .. } = self;
+        let (held, lines) = (some.len(), keys.width / LANES);
+        // The last key is taken again.
+        let places = [0, 1.min(held - 1), held - 1, held - 1];
+        let mut scales = [V::splat(1.0); 4];
+        for (scale, place) in scales.iter_mut().zip(places) {
+            *scale = keys.scale::<V>(some.start + place);
+        }
+        let rows = keys.rows(some.clone()).as_chunks::<1>().0;
+        for (q, out) in q.chunks_exact(lines).zip(out) {
+            let q = (q.as_chunks::<1>().0, lines);
+            let sums = four_keys::<V, S, 1, 1>(q, ((rows, lines), places, scales), fetch);
+            out[some.clone()].copy_from_slice(&sums[..held]);
+            fetch = Fetch::NONE;
+        }
+    }
 }
 
 /// The sums for each query and four keys, of at most four queries.
@@ -163,19 +190,15 @@ fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     mut fetch: Fetch,
 ) -> [f32; LANES] {
     let mut quarters = [V::quarter([V::pair([V::splat(0.0); 2]); 2]); 4];
-    let mut head = 0;
-    while head < HEADS {
-        let (q, quarters) = ((&q[head * parts..], parts), &mut quarters[head..]);
-        head += match HEADS - head {
-            4.. if const { V::KEY_HEADS >= 4 } => {
-                quarter::<V, S, 4, LINES>(q, rows, fetch, quarters)
-            }
-            2.. if const { V::KEY_HEADS >= 2 } => {
-                quarter::<V, S, 2, LINES>(q, rows, fetch, quarters)
-            }
-            _ => quarter::<V, S, 1, LINES>(q, rows, fetch, quarters),
-        };
-        fetch = Fetch::NONE;
+    if const { HEADS <= V::KEY_HEADS } {
+        quarter::<V, S, HEADS, LINES>((q, parts), rows, fetch, &mut quarters);
+    } else {
+        const { assert!(V::HEADS <= V::KEY_HEADS || V::KEY_HEADS == 2, "registers for two") };
+        for head in (0..HEADS).step_by(2) {
+            let q = (&q[head * parts..], parts);
+            quarter::<V, S, 2, LINES>(q, rows, fetch, &mut quarters[head..]);
+            fetch = Fetch::NONE;
+        }
     }
     V::sums(quarters)
 }
@@ -184,21 +207,21 @@ fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
 type FourKeys<'a, V, S, const LINES: usize> =
     (Parts<'a, [<S as Stored>::Element; LANES], LINES>, [usize; 4], [<V as Vectors>::Floats; 4]);
 
-/// The first `HEADS` of the queries with four keys; returns `HEADS`.
+/// The first `HEADS` of the queries with four keys.
 #[inline(always)]
 fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     q: Parts<'_, Line, LINES>,
     (rows, places, scales): FourKeys<'_, V, S, LINES>,
     fetch: Fetch,
     quarters: &mut [V::Quarter],
-) -> usize {
+) {
     let quarters = quarters.first_chunk_mut::<HEADS>().expect("as many heads");
     if const { V::KEYS >= 4 } {
         let sums = lanes::<V, S, HEADS, 4, LINES>(q, rows, (places, scales), (fetch, 0));
         for (quarter, [a, b, c, d]) in quarters.iter_mut().zip(sums) {
             *quarter = V::quarter([V::pair([a, b]), V::pair([c, d])]);
         }
-        return HEADS;
+        return;
     }
     let ([a, b, c, d], [e, f, g, h]) = (places, scales);
     let half = 2 * rows.1 * LINES * LANES * size_of::<S::Element>();
@@ -211,7 +234,6 @@ fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     for ((quarter, pair), sums) in quarters.iter_mut().zip(pairs).zip(last) {
         *quarter = V::quarter([pair, V::pair(sums)]);
     }
-    HEADS
 }
 
 /// The lanes of the products of each query with some keys.
