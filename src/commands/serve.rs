@@ -199,7 +199,7 @@ fn serve(
     (handle, stop): (&EngineHandle, Stop),
     ready: impl FnOnce(),
 ) -> Outcome {
-    let stopped = shardpack_server::termination_or(stop.clone());
+    let stopped = stop.clone();
     let serving = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || shardpack_server::run(listener, server, stopped))?;

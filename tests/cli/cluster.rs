@@ -20,7 +20,7 @@ use shardpack_transfer::receive::NodeClient;
 use tempfile::{TempDir, tempdir};
 
 use crate::{
-    harness::{convert, fail, path, run, shardpack, succeed, text},
+    harness::{fail, path, run, shardpack, succeed, text},
     ports::free_port,
     recovery::lose,
     running::{HANG, Running, ask},
@@ -242,7 +242,7 @@ fn nodes_in_network_namespaces_recover_from_a_pulled_cable() {
 #[expect(clippy::print_stdout, reason = "the pauses are worth their lines")]
 fn streams_survive_whatever_happens_to_ranks_and_nodes() {
     let scene = Scene::new();
-    let set = convert("kjv-4m", &scene.store("set"), &["--nodes", "3"]);
+    let set = crate::harness::convert("kjv-4m", &scene.store("set"), &["--nodes", "3"]);
     let rounds = std::env::var("SHARDPACK_FAULTS").unwrap_or_else(|_| "10".to_owned());
     let seed = if rounds == "10" { "7".to_owned() } else { std::process::id().to_string() };
     let seconds = 60 + 20 * rounds.parse::<u32>().expect("SHARDPACK_FAULTS is a number");

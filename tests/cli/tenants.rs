@@ -7,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     thread,
-    time::Instant,
 };
 
 use serde_json::{Value, json};
@@ -347,14 +346,14 @@ fn a_service_manager_is_told_and_a_second_signal_ends_at_once() {
     command.env("NOTIFY_SOCKET", format!("@{name}")).env("WATCHDOG_USEC", "100000");
     let mut server = Running::spawn(command);
     let hear = |wanted: &str| {
-        let deadline = Instant::now() + HANG;
+        let deadline = std::time::Instant::now() + HANG;
         loop {
             let mut bytes = [0; 256];
             let count = socket.recv(&mut bytes).unwrap();
             if &bytes[..count] == wanted.as_bytes() {
                 return;
             }
-            assert!(Instant::now() < deadline, "never said {wanted}");
+            assert!(std::time::Instant::now() < deadline, "never said {wanted}");
         }
     };
     hear("READY=1");

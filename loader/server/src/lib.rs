@@ -54,5 +54,5 @@ pub use model_host::{
 pub use model_info::ModelInfo;
 pub use model_store::{ModelStore, ModelStoreError, PullReport, PullStatus};
 pub use scripted::{Script, ScriptError};
-pub use serve::{Ended, Stop, run, serve, termination, termination_or, wait_for_termination};
+pub use serve::{Ended, Stop, run, wait_for_termination};
 pub use tls::{Report, Tls, TlsError};

@@ -53,7 +53,7 @@ const BLOCKING_THREADS: usize = READING_MOST + 1;
 /// Serves until `shutdown` is ready. Then new requests are turned away with 503, running ones get
 /// [`ServerLimits::drain_timeout`](super::ServerLimits::drain_timeout), the rest end with an error,
 /// and the port closes. A signal to end that comes meanwhile ends all at once.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     server: Server,
     shutdown: impl Future<Output = ()> + Send,
@@ -356,8 +356,19 @@ async fn drive(
     }
 }
 
-/// [`serve`] on a runtime of its own, for callers without one; returns when it does.
-pub fn run(
+/// Serves on a runtime of its own until the process is asked to end, or `stop` says so. Then new requests
+/// are turned away with 503, running ones get
+/// [`ServerLimits::drain_timeout`](super::ServerLimits::drain_timeout), the rest end with an error, and the
+/// port closes.
+///
+/// Neither generic nor `async`: so all of HTTP is compiled in this crate, and not once more, with less
+/// optimisation, in the program.
+pub fn run(listener: TcpListener, server: Server, stop: Stop) -> io::Result<Ended> {
+    run_until(listener, server, termination_or(stop))
+}
+
+/// [`serve`] on a runtime of its own; returns when it does.
+pub(crate) fn run_until(
     listener: TcpListener,
     server: Server,
     shutdown: impl Future<Output = ()> + Send,
@@ -401,7 +412,7 @@ pub fn wait_for_termination() -> io::Result<()> {
 }
 
 /// Ready when the process is asked to end, or `stop` says so.
-pub async fn termination_or(stop: Stop) {
+async fn termination_or(stop: Stop) {
     tokio::select! {
         () = termination() => {}
         () = stop.0.notified() => {}
@@ -409,7 +420,7 @@ pub async fn termination_or(stop: Stop) {
 }
 
 /// Ready when the process is asked to end: Ctrl-C, or SIGTERM where there is one.
-pub async fn termination() {
+async fn termination() {
     let interrupt = async {
         if tokio::signal::ctrl_c().await.is_err() {
             pending::<()>().await;

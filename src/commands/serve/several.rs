@@ -82,7 +82,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         server = server.with_log(Box::new(say));
     }
     let stop = Stop::default();
-    let stopped = shardpack_server::termination_or(stop.clone());
+    let stopped = stop.clone();
     let serving = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || shardpack_server::run(listener, server, stopped))?;

@@ -5,7 +5,7 @@ use std::{
     net::TcpListener,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use shardpack_engine_api::{EngineHandle, EngineState};
@@ -157,7 +157,7 @@ fn processes_serve_idle_without_a_processor_and_leave_nothing() {
         let before = used();
         // Only time can show that none is used. It is the processes' own, so nobody else's work counts; a heartbeat a
         // second is theirs, however late this thread wakes up.
-        let begun = Instant::now();
+        let begun = std::time::Instant::now();
         std::thread::sleep(Duration::from_secs(1));
         let used = used() - before;
         assert!(used <= 5 + begun.elapsed().as_secs(), "{used} of 200 ticks");

@@ -139,7 +139,7 @@ fn documents_are_ordered_by_similarity() {
         let stopped = async {
             let _ = stopped.await;
         };
-        crate::run(listener, server, stopped).unwrap();
+        crate::serve::run_until(listener, server, stopped).unwrap();
     });
     let post = |path: &str, body: &Value| -> Value {
         Reply::read(send(address, "", "POST", path, &body.to_string())).json()

@@ -95,7 +95,7 @@ impl Serving {
             let stopped = async {
                 let _ = stopped.await;
             };
-            crate::run(listener, server, stopped).unwrap();
+            crate::serve::run_until(listener, server, stopped).unwrap();
         });
         Self { address, stop: Some(stop), server: Some(server) }
     }
