@@ -34,9 +34,9 @@ pub struct Expected<'a> {
 /// What is happening, for progress displays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownloadEvent<'a> {
-    /// So many bytes have arrived, or were there already.
+    /// Bytes that have arrived, or were there already.
     Arrived(u64),
-    /// The file starts over: so many bytes of it count no longer.
+    /// Bytes of a file that starts over, which no longer count.
     Lost(u64),
     /// A request failed for this reason and is repeated.
     Retrying(&'a str),
