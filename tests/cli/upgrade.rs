@@ -15,7 +15,7 @@ use shardpack_transfer::{protocol::Timeouts, receive::NodeClient};
 
 use crate::{
     cluster::{Scene, TLS},
-    harness::{path, run, text},
+    harness::{copy_program, path, run, text},
     running::{Running, ask, lives},
     sets::kjv_for_two,
 };
@@ -30,7 +30,7 @@ impl Upgradable {
     fn start(scene: &Scene, name: &str, pause: Option<&str>) -> Self {
         let program = scene.store(&format!("program-{name}")).join("shardpack");
         fs::create_dir_all(program.parent().unwrap()).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_shardpack"), &program).unwrap();
+        copy_program(&program);
         let store = scene.store(name);
         let mut command = Command::new(&program);
         command.args(["node", "--json", "--threads", "1", "--store", path(&store)]).args(TLS);

@@ -24,6 +24,16 @@ pub(crate) fn shardpack() -> Command {
     command
 }
 
+/// Copies the program under test to where a test executes it, replaces it, or removes it.
+///
+/// Another process writes it. A file that this process had open for writing is inherited, for as
+/// long as that takes to become its own program, by every child that another test starts at the
+/// same moment; and Linux executes no file that is open for writing (`ETXTBSY`, execve(2)).
+pub(crate) fn copy_program(to: &Path) {
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_shardpack")).arg(to).status().unwrap();
+    assert!(copied.success(), "cp to {}: {copied}", to.display());
+}
+
 /// A file or folder of `tests/data`.
 pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
