@@ -23,10 +23,13 @@ releases=${SHARDPACK_RELEASES:-https://github.com/REPOSITORY/releases/download/v
 # ring, and all that stands on it, once more.
 time_of_files=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 build_folder=${CARGO_TARGET_DIR:-$PWD/target}
-settings=()
+# The profile of Cargo.toml, and where cargo puts what it makes of it.
+settings=(--profile dist)
+profile=dist
 compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
-    settings+=(--config profile.release.opt-level=0)
+    settings=(--release --config profile.release.opt-level=0)
+    profile=release
     for package in quantize kernels formats converter; do
         settings+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
@@ -67,8 +70,8 @@ for target in "${targets[@]}"; do
     else
         unset SHARDPACK_MLX_LAYER
     fi
-    cargo rustc --locked --release "${settings[@]}" --target "$target" --bin shardpack -- "${link_arguments[@]}"
-    archive "$target" "$build_folder/$target/release/shardpack"
+    cargo rustc --locked "${settings[@]}" --target "$target" --bin shardpack -- "${link_arguments[@]}"
+    archive "$target" "$build_folder/$target/$profile/shardpack"
     cargo metadata --format-version 1 --locked --filter-platform "$target" |
         python3 dist/sbom.py "$target" "$out/shardpack-$version-$target.cdx.json"
     echo "== $target in $((SECONDS - began)) s"

@@ -30,7 +30,7 @@ use_target() {
         # There is no SDK to ask xcrun for; the stubs have what is needed of one, and any folder will
         # do. zig's linker ends with a fault where a program asks for the bounds of its sections.
         export MACOSX_DEPLOYMENT_TARGET=$minimum_macos SDKROOT=$tools
-        printf '#!/usr/bin/env bash\nexec "%s/lib/rustlib/%s/bin/rust-lld" "$@" -dead_strip_dylibs -F"%s" -L"%s"\n' \
+        printf '#!/usr/bin/env bash\nexec "%s/lib/rustlib/%s/bin/rust-lld" "$@" -dead_strip_dylibs --icf=all -F"%s" -L"%s"\n' \
             "$sysroot" "$(rustc -vV | sed -n 's/^host: //p')" "$tools/apple" "$tools/apple" >"$tools/rust-lld"
         chmod +x "$tools/rust-lld"
         export "CARGO_TARGET_${upper}_LINKER=$tools/rust-lld"
@@ -39,7 +39,8 @@ use_target() {
         # libloading asks for libdl; musl has all of it in its C library.
         mkdir -p "$tools/musl" && printf '!<arch>\n' >"$tools/musl/libdl.a"
         # shellcheck disable=SC2034 # for whoever sources this
-        link_arguments=(-Lnative="$tools/musl" -Clink-arg=--strip-all)
+        link_arguments=(-Lnative="$tools/musl" -Clink-arg=--strip-all -Clink-arg=--icf=all
+            -Clink-arg=--pack-dyn-relocs=relr)
         flags+=" -Clinker-flavor=ld.lld"
     fi
     export "CARGO_TARGET_${upper}_RUSTFLAGS=$flags"

@@ -310,7 +310,8 @@ impl Manifest {
         check_features(&preamble.requires, format1::is_feature)?;
         let mut document = serde_json::from_slice(bytes)?;
         format1::rename(&mut document);
-        let mut manifest: Self = serde_json::from_value(document)?;
+        // As text: to read values too would compile every type of a manifest once more.
+        let mut manifest: Self = serde_json::from_slice(&serde_json::to_vec(&document)?)?;
         manifest.requires =
             requires(&manifest.architecture, &manifest.layout, &manifest.quantization);
         manifest.check()
