@@ -8,6 +8,8 @@ set -euo pipefail
 program=$1 set=$2 folder=$3
 export SHARDPACK_CLUSTER=$folder/cluster
 url=http://10.9.0.254:8098
+# Nothing here is about speed: whoever starts this script ends it when it hangs, and is told why.
+trap 'cat "$folder"/*.log >&2; exit 1' TERM
 
 ip link set lo up
 ip link add bridge0 type bridge
@@ -45,24 +47,23 @@ echo "silent as a member"
     2>"$folder/serve.log" &
 
 ready() { curl -sf --max-time 2 "$url/readyz" >/dev/null; }
-await() { for _ in $(seq 600); do ready && return; sleep 0.05; done; cat "$folder"/*.log; exit 1; }
+await() { until ready; do sleep 0.05; done; }
 ask() {
-    curl -s --max-time 60 "$url/v1/chat/completions" -d \
+    curl -s "$url/v1/chat/completions" -d \
         '{"messages":[{"role":"user","content":"John 11:35"}],"temperature":0}'
 }
 await
 ask | grep -q "Jesus wept."
 echo "answered over the network"
 
-curl -sN --max-time 60 "$url/v1/chat/completions" -d \
+curl -sN "$url/v1/chat/completions" -d \
     '{"messages":[{"role":"user","content":"John 3:16"}],"stream":true,"ignore_eos":true}' \
     >"$folder/stream" &
 stream=$!
 until [ "$(grep -cs "^data" "$folder/stream")" -gt 5 ] 2>/dev/null; do sleep 0.02; done
 ip link set cable2 down
-for _ in $(seq 200); do ready || break; sleep 0.05; done
-ready && { echo "ready without its second node"; exit 1; }
-curl -s --max-time 2 "$url/readyz" | grep -o '"message":"[^"]*"'
+# Why it is not ready.
+until curl -s "$url/readyz" | grep -o '"message":"[^"]*"'; do sleep 0.05; done
 ip link set cable2 up
 await
 wait $stream

@@ -226,12 +226,11 @@ fn a_non_loopback_address_serves_end_to_end() {
 #[cfg(target_os = "linux")]
 fn nodes_in_network_namespaces_recover_from_a_pulled_cable() {
     let scene = Scene::new();
-    let Some(said) = in_namespaces(&scene, "netns.sh", &set(&scene), &[], 120) else { return };
+    let Some(said) = in_namespaces(&scene, "netns.sh", &set(&scene), &[], 600) else { return };
     assert!(said.contains("found on the network"), "{said}");
     assert!(said.contains("silent as a member"), "{said}");
     assert!(said.contains("answered over the network"), "{said}");
     assert!(said.contains("rank 1 (node studio-2 (10.9.0.2:7420))"), "{said}");
-    assert!(said.contains("the answer went on"), "{said}");
     assert!(said.contains("the answer went on"), "{said}");
     assert!(said.contains("answered after the cable was back"), "{said}");
 }

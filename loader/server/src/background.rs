@@ -13,11 +13,11 @@ const STACK_BYTES: usize = 8 << 20;
 /// Runs work and returns what came of it; none where it panicked, or where there is no thread.
 pub(super) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = oneshot::channel();
-    let body = move || {
+    let body: Box<dyn FnOnce() + Send> = Box::new(move || {
         lower_priority();
         // Its request may have ended.
         let _ = sender.send(work());
-    };
+    });
     let builder = thread::Builder::new().name("background".to_owned()).stack_size(STACK_BYTES);
     builder.spawn(body).ok()?;
     receiver.await.ok()

@@ -18,6 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     audit::{AuditError, AuditLog},
+    tasks::blocking,
     tls::Report,
 };
 use book::{Book, Entry};
@@ -183,7 +184,7 @@ impl Ledger {
         loop {
             ticks.tick().await;
             let (own, powers) = (Arc::clone(&self), machines());
-            let _ = tokio::task::spawn_blocking(move || own.tick(&powers)).await;
+            let _ = blocking(move || own.tick(&powers)).await;
         }
     }
 

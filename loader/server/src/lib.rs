@@ -36,9 +36,11 @@ mod scripted;
 mod serve;
 mod served_model;
 mod stream;
+mod tasks;
 mod tenant;
 mod tls;
 mod usage;
+mod wire;
 
 pub use admission::{NoRoom, check_room};
 pub use app::{LogSink, Server, ServiceEvent};

@@ -22,7 +22,6 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::{Notify, oneshot, watch},
     task::JoinSet,
@@ -35,6 +34,8 @@ use super::{
     door::{Admitted, Door},
     http2::{self, HttpVersion},
     keys::Reload,
+    tasks::{blocking, task},
+    wire::Wire,
 };
 
 /// Time to flush the last bytes once every response is complete or aborted.
@@ -68,20 +69,20 @@ pub(crate) async fn serve(
     };
     // Ends with this function.
     let mut watching = JoinSet::new();
-    watching.spawn(Arc::clone(&server.app.models).tend());
+    watching.spawn(task(Arc::clone(&server.app.models).tend()));
     if let Some(tls) = &server.app.tls {
-        watching.spawn(Arc::clone(tls).watch());
+        watching.spawn(task(Arc::clone(tls).watch()));
     }
     if let Some(keys) = &server.app.keys {
-        watching.spawn(Arc::clone(keys).watch());
+        watching.spawn(task(Arc::clone(keys).watch()));
     }
     let app = Arc::clone(&server.app);
-    watching.spawn(Arc::clone(&server.app.ledger).keep(move || app.powers()));
-    watching.spawn(reload_on_hangup(Arc::clone(&server.app)));
-    watching.spawn(tell_that_it_lives(Arc::clone(&server.app)));
+    watching.spawn(task(Arc::clone(&server.app.ledger).keep(move || app.powers())));
+    watching.spawn(task(reload_on_hangup(Arc::clone(&server.app))));
+    watching.spawn(task(tell_that_it_lives(Arc::clone(&server.app))));
     let mut again = Signals::listen();
-    let mut serving =
-        tokio::spawn(accept(listener, server.router(), Arc::clone(&server.app), stopped));
+    let serving = accept(listener, server.router(), Arc::clone(&server.app), stopped);
+    let mut serving = tokio::spawn(task(serving));
     tokio::select! {
         () = shutdown => {}
         result = &mut serving => {
@@ -148,7 +149,7 @@ async fn reload_on_hangup(app: Arc<AppState>) {
                 own.ledger.reopen();
                 own.tell(ServiceEvent::Reloaded);
             };
-            let _ = tokio::task::spawn_blocking(reload).await;
+            let _ = blocking(reload).await;
         }
     }
     drop(app);
@@ -236,7 +237,7 @@ async fn accept(
         let _ = connection.set_nodelay(true);
         let (router, closed, app) = (router.clone(), closing.subscribe(), Arc::clone(&app));
         let door = Arc::clone(&door);
-        served.spawn(async move {
+        served.spawn(task(async move {
             let entered = match admitted {
                 Admitted::Entered(entered) => Some(entered),
                 Admitted::Waits(permit) => {
@@ -249,7 +250,7 @@ async fn accept(
                 () = told.gives_way() => {}
                 () = attend((connection, Remote(address)), router, &app, entered, closed) => {}
             }
-        });
+        }));
     }
     drop((listener, closing));
     while served.join_next().await.is_some() {}
@@ -272,7 +273,7 @@ async fn attend(
     match &app.tls {
         None => {
             if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {
-                let spoken = (connection, version, remote);
+                let spoken = (Wire::Plain(connection), version, remote);
                 converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
@@ -281,7 +282,7 @@ async fn attend(
             if let Ok(connection) = tls.accept(connection).await {
                 entered.has_said(Said::Message);
                 let version = HttpVersion::negotiated(connection.get_ref().1.alpn_protocol());
-                let spoken = (connection, version, remote);
+                let spoken = (Wire::Encrypted(Box::new(connection)), version, remote);
                 converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
@@ -289,11 +290,7 @@ async fn attend(
 }
 
 async fn converse(
-    (connection, version, remote): (
-        impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        HttpVersion,
-        Remote,
-    ),
+    (connection, version, remote): (Wire, HttpVersion, Remote),
     router: Router,
     head_timeout: Duration,
     entered: Arc<Entered>,

@@ -24,6 +24,7 @@ use super::{
     dialect::Writer,
     error::ApiError,
     generation::{ChoiceUpdate, Generation},
+    tasks,
 };
 
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
@@ -52,10 +53,10 @@ pub(super) fn respond(
     let (frames, receiver) = mpsc::channel(FRAMES_AHEAD);
     let content_type = HeaderValue::from_static(writer.content_type());
     let task = Task { generation, writer, frames, options };
-    writers.spawn(async move {
+    writers.spawn(tasks::task(async move {
         // `None`: the client has left, and dropping the task's generation cancels the request.
         let _: Option<()> = task.run(first).await;
-    });
+    }));
     events(content_type, Body::from_stream(Frames(receiver)))
 }
 
@@ -70,10 +71,10 @@ pub(super) fn respond_later(
     writers: &Handle,
 ) -> Response {
     let (frames, receiver) = mpsc::channel(FRAMES_AHEAD);
-    writers.spawn(async move {
+    writers.spawn(tasks::task(async move {
         // As for a generation that has begun.
         let _: Option<()> = wait(begin, comment, frames, options).await;
-    });
+    }));
     events(HeaderValue::from_static(content_type), Body::from_stream(Frames(receiver)))
 }
 

@@ -24,7 +24,7 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::events::ServerEvents;
+use crate::{events::ServerEvents, tasks::blocking};
 
 /// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
 const PEM_BYTES_MAX: u64 = 1 << 20;
@@ -172,8 +172,7 @@ impl Tls {
             sleep(LOOK_AGAIN).await;
             let own = Arc::clone(&self);
             // Files may lie on a slow disk.
-            let _ =
-                tokio::task::spawn_blocking(move || own.reload_and_tell(Force::IfChanged)).await;
+            let _ = blocking(move || own.reload_and_tell(Force::IfChanged)).await;
         }
     }
 }

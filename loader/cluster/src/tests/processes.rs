@@ -127,15 +127,17 @@ fn a_killed_rank_fails_every_request_at_once() {
 }
 
 #[test]
-fn a_stopped_rank_is_noticed_by_the_step_that_waits_for_it() {
-    // A stopped process cannot end when it is told to.
+fn a_stopped_rank_is_noticed_and_named() {
+    // A step waits for it, and it sends no heartbeat: which is noticed first is a matter of processors. A step
+    // alone is `recovery`'s. A stopped process cannot end when it is told to.
     let stop_timeout = Duration::from_millis(50);
     let (supervisor, handle, processes) =
         supervise(2, SupervisorOptions { stop_timeout, ..patient() });
     assert!(signal(processes[1], "-STOP"));
     let answers =
         [IMPATIENT - 1, 100].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
-    check_lost((supervisor, handle, processes), answers, 1, &["it did not answer within"]);
+    let why = ["it did not answer within", "no heartbeat for"];
+    check_lost((supervisor, handle, processes), answers, 1, &why);
 }
 
 /// Processor time of a process in clock ticks (100 a second).

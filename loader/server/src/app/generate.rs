@@ -22,11 +22,7 @@ use shardpack_chat::{
     tools::CompileBudget,
 };
 use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, Tenant, TokenId};
-use tokio::{
-    runtime::Handle,
-    task::{JoinSet, spawn_blocking},
-    time::timeout,
-};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use super::{AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
 use crate::{
@@ -39,6 +35,7 @@ use crate::{
     registry::{Entered, Found, Need, Waiting},
     served_model::ServedModel,
     stream::{self, StreamOptions},
+    tasks,
 };
 
 /// Answers one request.
@@ -190,7 +187,7 @@ impl AppState {
     ) -> Prepared {
         let parsed = Box::new(parsed);
         let turn = self.reading.take(tenant.id).await;
-        let prepared = spawn_blocking(move || {
+        let prepared = tasks::blocking(move || {
             let _turn = turn;
             let prepared = entered.prepare(&parsed, None);
             (parsed, entered, prepared)

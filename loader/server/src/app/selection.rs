@@ -4,7 +4,6 @@ use std::{borrow::Cow, sync::Arc};
 
 use axum::http::Uri;
 use shardpack_engine_api::Tenant;
-use tokio::task::spawn_blocking;
 
 use super::{AppState, generate::failed, middleware::Caller};
 use crate::{
@@ -12,13 +11,14 @@ use crate::{
     keys::Key,
     registry::{Entered, Found, Need, Waiting},
     served_model::ServedModel,
+    tasks,
 };
 
 /// Runs blocking work away from the threads that serve connections.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    spawn_blocking(work).await.unwrap_or_else(|_| Err(failed()))
+    tasks::blocking(work).await.unwrap_or_else(|_| Err(failed()))
 }
 
 /// How a request is read: what it is, which model it names, and what it is for that model.

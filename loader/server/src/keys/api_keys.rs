@@ -17,6 +17,7 @@ use super::{Access, KEY_FILE_BYTES_MAX, Key, KeyError, KeyFile, slot::Spent};
 use crate::{
     error::{ApiError, ErrorKind},
     events::ServerEvents,
+    tasks::blocking,
     tls::Report,
 };
 
@@ -161,7 +162,7 @@ impl ApiKeys {
             sleep(LOOK_AGAIN).await;
             let own = Arc::clone(&self);
             // Files may lie on a slow disk.
-            let _ = tokio::task::spawn_blocking(move || own.reload(Reload::IfChanged)).await;
+            let _ = blocking(move || own.reload(Reload::IfChanged)).await;
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     closing::{Closing, draining},
     error::{ApiError, ErrorKind},
     model_host::{HostError, ModelCard, ModelHost, StartedModel},
+    tasks,
 };
 
 /// Interval at which idle models are looked for.
@@ -260,7 +261,7 @@ impl Registry {
             done: done.clone(),
         };
         let registry = Arc::clone(self);
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let loaded = registry.load_row(index, has_remains).await;
             let mut rows = registry.rows();
             let row = &mut rows[index];
@@ -419,7 +420,7 @@ impl Registry {
         row.state = RowState::Draining { served: Arc::clone(&served), done: done.clone() };
         let (name, key) = (row.card.name().to_owned(), row.key.clone());
         let registry = Arc::clone(self);
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let is_idle = registry.drain(index, &served, until, patience).await;
             let (state, outcome) = if is_idle {
                 match registry.on_thread(move |host, _| host.unload(&key)).await {
@@ -484,10 +485,10 @@ impl Registry {
         let host = Arc::clone(&self.host()?.models);
         let registry = Arc::clone(self);
         let (sender, result) = oneshot::channel();
-        let work = move || {
+        let work: Box<dyn FnOnce() + Send> = Box::new(move || {
             // Whoever waits for it is gone only with the server.
             let _ = sender.send(work(host.as_ref(), &registry));
-        };
+        });
         let internal = |message: String| ApiError::new(ErrorKind::Internal, message);
         thread::Builder::new()
             .name("models".to_owned())

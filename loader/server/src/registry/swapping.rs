@@ -15,6 +15,7 @@ use crate::{
     closing::Closing,
     error::{ApiError, ErrorKind},
     model_host::{AddedModel, MemoryShare},
+    tasks,
 };
 
 /// Interval at which the requests that a replaced model still answers are looked at.
@@ -78,7 +79,7 @@ impl Registry {
             index
         };
         let registry = Arc::clone(self);
-        tokio::spawn(async move {
+        tasks::spawn(async move {
             let outcome = registry.swap_row(index, set).await;
             registry.rows()[index].swap = None;
             sender.send_replace(Some(outcome));
