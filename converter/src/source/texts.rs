@@ -138,11 +138,8 @@ pub(super) fn complete_ends(
         }
     }
     let generation = object(texts, GENERATION);
-    let of_generation = generation.as_ref().map_or(&Value::Null, |object| &object["eos_token_id"]);
-    let of_generation = generation
-        .as_ref()
-        .filter(|object| object.contains_key("eos_token_id"))
-        .map_or(Vec::new(), |_| ids(of_generation));
+    let of_generation = generation.as_ref().and_then(|object| object.get("eos_token_id"));
+    let of_generation = of_generation.map_or(Vec::new(), ids);
     let of_config = [ids(&config["eos_token_id"]), ids(&config["text_config"]["eos_token_id"])];
     let beyond = |id: &u64| rows.is_some_and(|rows| *id >= rows);
     for (file, ids) in [(GENERATION, &of_generation), ("config.json", &of_config.concat())] {

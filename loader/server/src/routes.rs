@@ -1,7 +1,7 @@
 //! The route table, from which come the router, the scopes, the error formats and the `OpenAPI`
 //! description.
 
-use axum::http::Method;
+use axum::http::{Method, Uri};
 
 use super::{
     dialect::{Dialect, EmbeddingDialect},
@@ -225,35 +225,51 @@ pub(super) const ROUTES: &[Route] = &[
         Shape::OpenAi,
         "Continue a text (LM Studio's address)",
     ),
-    post(
-        "/chat/completions",
-        Target::Generate(Dialect::Chat),
-        Shape::OpenAi,
-        "Continue a conversation (clients whose address lacks /v1)",
-    ),
-    post(
-        "/completions",
-        Target::Generate(Dialect::Completions),
-        Shape::OpenAi,
-        "Continue a text (clients whose address lacks /v1)",
-    ),
-    get("/models", Target::Models, Access::Watch, "The models (clients without /v1)"),
 ];
 
 /// The route of a request.
 pub(super) fn route_of(method: &Method, path: &str) -> Option<&'static Route> {
-    let is_match = |route: &&Route| {
-        let id_after = |suffix| path.strip_prefix(route.path.strip_suffix(suffix)?);
-        let matches = match (id_after("{*id}"), id_after("{id}")) {
+    let is_asked = |route: &&Route| {
+        route.method == method.as_str() || (method == Method::HEAD && route.method == "GET")
+    };
+    ROUTES.iter().filter(|route| route.has(path)).find(is_asked)
+}
+
+/// What clients have before an address of ours that is none of it: a base address with `/v1` before a
+/// path that has it too, or other servers' prefixes.
+const PREFIXES: [&str; 3] = ["/v1", "/api", "/openai"];
+
+/// The address that a client means: bases end in a slash or not, and have `/v1` or not, and clients append
+/// paths that do too. Nothing if the address is known as it is, or is none.
+pub(super) fn meant(uri: &Uri) -> Option<Uri> {
+    let is_known = |path: &str| ROUTES.iter().any(|route| route.has(path));
+    if is_known(uri.path()) {
+        return None;
+    }
+    let parts: Vec<&str> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
+    let plain = format!("/{}", parts.join("/"));
+    let without = PREFIXES.iter().filter_map(|prefix| plain.strip_prefix(prefix));
+    let without: Vec<String> = without.map(str::to_owned).collect();
+    let path = [plain.clone(), format!("/v1{plain}")]
+        .into_iter()
+        .chain(without)
+        .find(|it| is_known(it))?;
+    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let mut meant = uri.clone().into_parts();
+    meant.path_and_query = format!("{path}{query}").parse().ok();
+    Uri::from_parts(meant).ok()
+}
+
+impl Route {
+    /// Whether this is the route of a path, for its method.
+    fn has(&self, path: &str) -> bool {
+        let id_after = |suffix| path.strip_prefix(self.path.strip_suffix(suffix)?);
+        match (id_after("{*id}"), id_after("{id}")) {
             (Some(id), _) => !id.is_empty(),
             (_, Some(id)) => !id.is_empty() && !id.contains('/'),
-            _ => route.path == path,
-        };
-        matches
-            && (route.method == method.as_str()
-                || (method == Method::HEAD && route.method == "GET"))
-    };
-    ROUTES.iter().find(is_match)
+            _ => self.path == path,
+        }
+    }
 }
 
 impl Shape {
@@ -265,6 +281,36 @@ impl Shape {
             Self::Ollama
         } else {
             Self::OpenAi
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_however_base_and_path_are_joined() {
+        let meant = |path: &str| meant(&path.parse().unwrap()).map(|uri| uri.to_string());
+        for (sent, expected) in [
+            ("/v1//chat/completions", "/v1/chat/completions"),
+            ("//v1/chat/completions/?a=b//c", "/v1/chat/completions?a=b//c"),
+            ("/chat/completions", "/v1/chat/completions"),
+            ("/embeddings", "/v1/embeddings"),
+            ("/responses/resp_1", "/v1/responses/resp_1"),
+            ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+            ("/api/v1/models", "/v1/models"),
+            ("/openai/v1/completions", "/v1/completions"),
+            ("/v1/api/chat", "/api/chat"),
+            ("/v1/models/", "/v1/models"),
+            ("/health/", "/health"),
+        ] {
+            assert_eq!(meant(sent).as_deref(), Some(expected), "{sent}");
+        }
+        for as_it_is in
+            ["/", "/v1/models", "/v1/models/org/name", "/api/chat", "/unknown", "/v2/x", "*"]
+        {
+            assert_eq!(meant(as_it_is), None, "{as_it_is}");
         }
     }
 }

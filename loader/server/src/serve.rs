@@ -34,6 +34,7 @@ use super::{
     door::{Admitted, Door},
     http2::{self, HttpVersion},
     keys::Reload,
+    routes,
     tasks::{blocking, task},
     wire::Wire,
 };
@@ -299,6 +300,9 @@ async fn converse(
     let (router, own) = (TowerToHyperService::new(router), Arc::clone(&entered));
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(remote);
+        if let Some(uri) = routes::meant(request.uri()) {
+            *request.uri_mut() = uri;
+        }
         let running = own.begin();
         let response = router.call(request.map(|body| ReceivingBody::new(body, &own)));
         async move {

@@ -72,6 +72,15 @@ fn a_generation_config_that_is_not_json_is_named_and_left_out() {
 }
 
 #[test]
+fn a_generation_config_without_ends_is_left_alone() {
+    for content in ["{}", r#"{"temperature": 0.5}"#, r#"{"eos_token_id": null}"#] {
+        let source = changed(&[(GENERATION, Some(content.into()))]);
+        assert_eq!(source.text[GENERATION], content.as_bytes());
+        assert!(source.notes.is_empty(), "the config has them: {:?}", source.notes);
+    }
+}
+
+#[test]
 fn byte_order_marks_are_no_part_of_a_text() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/kjv-4m");
     for name in ["tokenizer.json", CONFIG, GENERATION, "chat_template.jinja", "config.json"] {

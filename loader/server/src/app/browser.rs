@@ -45,8 +45,7 @@ impl AppState {
         }
         let origin = headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
         if let Some(origin) = origin
-            && self.allowed_origin(headers).is_none()
-            && !is_own(origin, host.as_ref())
+            && self.allowed_origin(uri, headers).is_none()
         {
             let message = format!(
                 "this server has no API keys and takes no requests of pages from {origin:?}: allow \
@@ -62,6 +61,15 @@ impl AppState {
             return Err(error.with_code("origin_not_allowed"));
         }
         check_content_type(headers, origin.is_some() || site.is_some())
+    }
+
+    /// The origin of a page that may read answers: one that CORS allows, this server's own, or one of
+    /// this machine. What is let in is told so, or the page's browser would keep the answer from it.
+    pub(super) fn allowed_origin(&self, uri: &Uri, headers: &HeaderMap) -> Option<HeaderValue> {
+        let origin = headers.get(header::ORIGIN)?;
+        let text = origin.to_str().ok()?;
+        let is_listed = self.origins.iter().any(|allowed| allowed == text || allowed == "*");
+        (is_listed || is_own(text, host_of(uri, headers).as_ref())).then(|| origin.clone())
     }
 
     /// Whether a host's name can only be meant by somebody who knows this machine.

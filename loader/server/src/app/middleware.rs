@@ -60,7 +60,7 @@ pub(super) async fn handle_request(
     let begun = Instant::now();
     let route = route_of(request.method(), request.uri().path());
     let shape = route.map_or_else(|| Shape::of_path(request.uri().path()), |route| route.shape);
-    let origin = app.allowed_origin(request.headers());
+    let origin = app.allowed_origin(request.uri(), request.headers());
     if request.method() == Method::OPTIONS {
         if let Some(origin) = &origin {
             return preflight(origin, request.headers());
@@ -236,13 +236,6 @@ impl AppState {
             Access::Public => Ok(None),
             _ => keys.check(sent_key(headers), access).map(Some),
         }
-    }
-
-    /// The origin of a cross-origin request, if CORS allows it.
-    pub(super) fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
-        let origin = headers.get(header::ORIGIN)?;
-        let text = origin.to_str().ok()?;
-        self.origins.iter().any(|allowed| allowed == text || allowed == "*").then(|| origin.clone())
     }
 }
 

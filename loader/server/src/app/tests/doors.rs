@@ -80,7 +80,16 @@ fn pages_of_strangers_cannot_have_anything_computed() {
         "file://",
     ] {
         let head = format!("origin: {origin}\r\n{json}");
-        assert_eq!(asked(&server, host, &head, "POST").status, 200, "{origin}");
+        let reply = asked(&server, host, &head, "POST");
+        let told = reply.header("access-control-allow-origin");
+        // A page that is let in may read its answer, and is told so before it asks.
+        assert_eq!((reply.status, told), (200, Some(origin)), "{origin}");
+        let wanted = "access-control-request-headers: authorization, content-type\r\n";
+        let reply = asked(&server, host, &format!("{head}{wanted}"), "OPTIONS");
+        let told = ["origin", "headers"]
+            .map(|what| reply.header(&format!("access-control-allow-{what}")).map(str::to_owned));
+        assert_eq!(reply.status, 204, "{origin}");
+        assert_eq!(told, [origin, "authorization, content-type"].map(|it| Some(it.to_owned())));
     }
     for origin in ["https://evil.example", "null", "http://127.0.0.1.evil.example", "x"] {
         let head = format!("origin: {origin}\r\n{json}");
