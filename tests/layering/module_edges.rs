@@ -186,6 +186,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "model_store",
                 "response_store",
                 "scripted",
+                "tasks",
                 "tenant",
                 "usage",
             ],

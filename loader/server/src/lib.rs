@@ -40,7 +40,6 @@ mod tasks;
 mod tenant;
 mod tls;
 mod usage;
-mod wire;
 
 pub use admission::{NoRoom, check_room};
 pub use app::{LogSink, Server, ServiceEvent};

@@ -247,14 +247,14 @@ pub(super) fn meant(uri: &Uri) -> Option<Uri> {
         return None;
     }
     let parts: Vec<&str> = uri.path().split('/').filter(|part| !part.is_empty()).collect();
-    let plain = format!("/{}", parts.join("/"));
+    let plain = ["/", &parts.join("/")].concat();
     let without = PREFIXES.iter().filter_map(|prefix| plain.strip_prefix(prefix));
     let without: Vec<String> = without.map(str::to_owned).collect();
-    let path = [plain.clone(), format!("/v1{plain}")]
+    let path = [plain.clone(), ["/v1", &plain].concat()]
         .into_iter()
         .chain(without)
         .find(|it| is_known(it))?;
-    let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let query = uri.query().map(|query| ["?", query].concat()).unwrap_or_default();
     let mut meant = uri.clone().into_parts();
     meant.path_and_query = format!("{path}{query}").parse().ok();
     Uri::from_parts(meant).ok()

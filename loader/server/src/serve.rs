@@ -36,7 +36,7 @@ use super::{
     keys::Reload,
     routes,
     tasks::{blocking, task},
-    wire::Wire,
+    tls::Wire,
 };
 
 /// Time to flush the last bytes once every response is complete or aborted.

@@ -1,6 +1,10 @@
 //! TLS: certificate and key come from PEM files, which are reloaded when they change or on a
 //! signal. No client certificates; API keys authenticate clients. Knows nothing of what is served.
 
+mod wire;
+
+pub(super) use wire::Wire;
+
 use std::{
     fs::{self, File},
     io::{self, Read},

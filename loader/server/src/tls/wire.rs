@@ -13,7 +13,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 
 /// A connection.
-pub(super) enum Wire {
+pub(crate) enum Wire {
     /// TCP.
     Plain(TcpStream),
     /// TLS over TCP.
