@@ -11,7 +11,7 @@ use shardpack_mlx::runtime;
 use tempfile::tempdir;
 
 use crate::{
-    harness::{copy_program, fail, path, succeed},
+    harness::{fail, path, succeed},
     running::{Running, ask, get, lives, wait_until},
     sets::{kjv, kjv_for_two},
     skip::mlx_runtime,
@@ -139,7 +139,7 @@ fn a_node_whose_program_was_replaced_starts_ranks_of_its_own_build() {
     let folder = tempdir().unwrap();
     let set = kjv(&folder.path().join("set"));
     let program = folder.path().join("shardpack");
-    copy_program(&program);
+    crate::harness::copy_program(&program);
     let mut command = Command::new(&program);
     command.args(["node", "--listen", "127.0.0.1:0", "--json", "--threads", "1", "--store"]);
     command.arg(folder.path().join("store"));
