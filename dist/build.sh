@@ -30,15 +30,15 @@ compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     settings=(--release --config profile.release.opt-level=0)
     profile=release
+    # By name, since a name counts more than what is said of all.
+    while read -r package; do
+        settings+=(--config "profile.release.package.$package.opt-level=0")
+    done < <(sed -n '/^\[profile.release.package\]/,/^\[profile.dist\]/s/^\([a-z][^ ]*\) = .*opt-level = [123].*/\1/p' Cargo.toml)
     for package in quantize kernels formats converter; do
         settings+=(--config "profile.release.package.shardpack-$package.opt-level=1")
     done
     for package in quantize kernels; do
         settings+=(--config "profile.release.package.shardpack-$package.codegen-units=16")
-    done
-    # The largest of those that Cargo.toml optimizes.
-    for package in aho-corasick derivre llguidance minijinja regex-automata rustls tokenizers tokio; do
-        settings+=(--config "profile.release.package.$package.opt-level=0")
     done
     compression=--fast
 fi
