@@ -30,7 +30,7 @@ compression=--best
 if [ -n "${SHARDPACK_DIST_UNOPTIMIZED:-}" ]; then
     settings=(--release --config profile.release.opt-level=0)
     profile=release
-    # By name, since a name counts more than what is said of all.
+    # Each by its name, which overrides "*".
     while read -r package; do
         settings+=(--config "profile.release.package.$package.opt-level=0")
     done < <(sed -n '/^\[profile.release.package\]/,/^\[profile.dist\]/s/^\([a-z][^ ]*\) = .*opt-level = [123].*/\1/p' Cargo.toml)

@@ -8,7 +8,7 @@ set -euo pipefail
 program=$1 set=$2 folder=$3
 export SHARDPACK_CLUSTER=$folder/cluster
 url=http://10.9.0.254:8098
-# Nothing here is about speed: whoever starts this script ends it when it hangs, and is told why.
+# The caller ends a script that hangs; the logs say why. No step has a deadline of its own.
 trap 'cat "$folder"/*.log >&2; exit 1' TERM
 
 ip link set lo up
@@ -62,7 +62,7 @@ curl -sN "$url/v1/chat/completions" -d \
 stream=$!
 until [ "$(grep -cs "^data" "$folder/stream")" -gt 5 ] 2>/dev/null; do sleep 0.02; done
 ip link set cable2 down
-# Why it is not ready.
+# The reason is part of the answer once the node is lost.
 until curl -s "$url/readyz" | grep -o '"message":"[^"]*"'; do sleep 0.05; done
 ip link set cable2 up
 await

@@ -310,7 +310,7 @@ impl Manifest {
         check_features(&preamble.requires, format1::is_feature)?;
         let mut document = serde_json::from_slice(bytes)?;
         format1::rename(&mut document);
-        // As text: to read values too would compile every type of a manifest once more.
+        // Parsed from text again: deserializing from a `Value` would compile every type of a manifest twice.
         let mut manifest: Self = serde_json::from_slice(&serde_json::to_vec(&document)?)?;
         manifest.requires =
             requires(&manifest.architecture, &manifest.layout, &manifest.quantization);

@@ -26,9 +26,9 @@ pub(crate) fn shardpack() -> Command {
 
 /// Copies the program under test to where a test executes it, replaces it, or removes it.
 ///
-/// Another process writes it. A file that this process had open for writing is inherited, for as
-/// long as that takes to become its own program, by every child that another test starts at the
-/// same moment; and Linux executes no file that is open for writing (`ETXTBSY`, execve(2)).
+/// Another process writes the copy. If this process wrote it, a child that another test starts at the
+/// same moment would inherit the open file until it executes its program, and Linux refuses to execute
+/// a file that is open for writing (`ETXTBSY`, execve(2)).
 pub(crate) fn copy_program(to: &Path) {
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_shardpack")).arg(to).status().unwrap();
     assert!(copied.success(), "cp to {}: {copied}", to.display());

@@ -235,13 +235,12 @@ pub(super) fn route_of(method: &Method, path: &str) -> Option<&'static Route> {
     ROUTES.iter().filter(|route| route.has(path)).find(is_asked)
 }
 
-/// What clients have before an address of ours that is none of it: a base address with `/v1` before a
-/// path that has it too, or other servers' prefixes.
+/// Prefixes that clients put before a path of this server: a second `/v1`, and prefixes of other servers.
 const PREFIXES: [&str; 3] = ["/v1", "/api", "/openai"];
 
-/// The address that a client means: bases end in a slash or not, and have `/v1` or not, and clients append
-/// paths that do too. Nothing if the address is known as it is, or is none.
-pub(super) fn meant(uri: &Uri) -> Option<Uri> {
+/// The canonical form of an address whose base and path a client joined in another way: `/v1` missing or
+/// repeated, extra slashes, another server's prefix. None for a canonical address and for an unknown one.
+pub(super) fn canonical(uri: &Uri) -> Option<Uri> {
     let is_known = |path: &str| ROUTES.iter().any(|route| route.has(path));
     if is_known(uri.path()) {
         return None;
@@ -255,9 +254,9 @@ pub(super) fn meant(uri: &Uri) -> Option<Uri> {
         .chain(without)
         .find(|it| is_known(it))?;
     let query = uri.query().map(|query| ["?", query].concat()).unwrap_or_default();
-    let mut meant = uri.clone().into_parts();
-    meant.path_and_query = format!("{path}{query}").parse().ok();
-    Uri::from_parts(meant).ok()
+    let mut canonical = uri.clone().into_parts();
+    canonical.path_and_query = format!("{path}{query}").parse().ok();
+    Uri::from_parts(canonical).ok()
 }
 
 impl Route {
@@ -291,7 +290,7 @@ mod tests {
 
     #[test]
     fn an_address_is_found_however_base_and_path_are_joined() {
-        let meant = |path: &str| meant(&path.parse().unwrap()).map(|uri| uri.to_string());
+        let canonical = |path: &str| canonical(&path.parse().unwrap()).map(|uri| uri.to_string());
         for (sent, expected) in [
             ("/v1//chat/completions", "/v1/chat/completions"),
             ("//v1/chat/completions/?a=b//c", "/v1/chat/completions?a=b//c"),
@@ -305,12 +304,12 @@ mod tests {
             ("/v1/models/", "/v1/models"),
             ("/health/", "/health"),
         ] {
-            assert_eq!(meant(sent).as_deref(), Some(expected), "{sent}");
+            assert_eq!(canonical(sent).as_deref(), Some(expected), "{sent}");
         }
         for as_it_is in
             ["/", "/v1/models", "/v1/models/org/name", "/api/chat", "/unknown", "/v2/x", "*"]
         {
-            assert_eq!(meant(as_it_is), None, "{as_it_is}");
+            assert_eq!(canonical(as_it_is), None, "{as_it_is}");
         }
     }
 }

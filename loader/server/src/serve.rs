@@ -36,7 +36,7 @@ use super::{
     keys::Reload,
     routes,
     tasks::{blocking, task},
-    tls::Wire,
+    tls::ClientStream,
 };
 
 /// Time to flush the last bytes once every response is complete or aborted.
@@ -274,7 +274,7 @@ async fn attend(
     match &app.tls {
         None => {
             if let Some(version) = HttpVersion::peek(&connection, head_timeout).await {
-                let spoken = (Wire::Plain(connection), version, remote);
+                let spoken = (ClientStream::Plain(connection), version, remote);
                 converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
@@ -283,7 +283,7 @@ async fn attend(
             if let Ok(connection) = tls.accept(connection).await {
                 entered.has_said(Said::Message);
                 let version = HttpVersion::negotiated(connection.get_ref().1.alpn_protocol());
-                let spoken = (Wire::Encrypted(Box::new(connection)), version, remote);
+                let spoken = (ClientStream::Encrypted(Box::new(connection)), version, remote);
                 converse(spoken, router, head_timeout, entered, closed).await;
             }
         }
@@ -291,7 +291,7 @@ async fn attend(
 }
 
 async fn converse(
-    (connection, version, remote): (Wire, HttpVersion, Remote),
+    (connection, version, remote): (ClientStream, HttpVersion, Remote),
     router: Router,
     head_timeout: Duration,
     entered: Arc<Entered>,
@@ -300,7 +300,7 @@ async fn converse(
     let (router, own) = (TowerToHyperService::new(router), Arc::clone(&entered));
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(remote);
-        if let Some(uri) = routes::meant(request.uri()) {
+        if let Some(uri) = routes::canonical(request.uri()) {
             *request.uri_mut() = uri;
         }
         let running = own.begin();

@@ -1,24 +1,24 @@
-//! What the server gives its runtime: futures and blocking work in one form each. The runtime's code is
-//! generic, and would be compiled again for every future: a tenth of this crate, before.
+//! Tasks for the runtime, boxed. Tokio compiles its generic task code again for every type of future;
+//! boxed futures have one type. That code was a tenth of this crate.
 
 use std::{any::Any, pin::Pin};
 
 use tokio::task::{JoinError, spawn_blocking};
 
-/// A future for the runtime.
+/// A boxed future.
 pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A future, in the form in which it is spawned.
+/// Boxes a future, to be spawned.
 pub(super) fn task(future: impl Future<Output = ()> + Send + 'static) -> Task {
     Box::pin(future)
 }
 
-/// Runs a future to its end, whoever waits for it.
+/// Spawns a future, which runs to its end even if no caller waits.
 pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(task(future)));
 }
 
-/// Runs blocking work away from the threads that serve connections. An error where it panicked.
+/// Runs blocking work on threads that serve no connections. A panic of the work is an error.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {

@@ -1,9 +1,9 @@
 //! TLS: certificate and key come from PEM files, which are reloaded when they change or on a
 //! signal. No client certificates; API keys authenticate clients. Knows nothing of what is served.
 
-mod wire;
+mod client_stream;
 
-pub(super) use wire::Wire;
+pub(super) use client_stream::ClientStream;
 
 use std::{
     fs::{self, File},

@@ -18,8 +18,7 @@ impl Encoder {
     /// Parses a `tokenizer.json`.
     pub fn parse(bytes: &[u8]) -> Result<Self, EncoderError> {
         let text = str::from_utf8(bytes).map_err(|error| EncoderError(error.into()))?;
-        // Its own `FromStr`: `from_bytes` is generic, and would be compiled in this crate with all that
-        // reads a tokenizer.
+        // `from_bytes` is generic: calling it would compile the whole parser of tokenizers in this crate.
         let mut tokenizer: Tokenizer = text.parse().map_err(EncoderError)?;
         // Left over from training: a prompt must be neither cut nor padded.
         tokenizer.with_truncation(None).map_err(EncoderError)?.with_padding(None);

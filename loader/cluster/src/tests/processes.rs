@@ -128,8 +128,8 @@ fn a_killed_rank_fails_every_request_at_once() {
 
 #[test]
 fn a_stopped_rank_is_noticed_and_named() {
-    // A step waits for it, and it sends no heartbeat: which is noticed first is a matter of processors. A step
-    // alone is `recovery`'s. A stopped process cannot end when it is told to.
+    // A stopped rank misses its step's deadline and its heartbeats; the load of the machine decides which the
+    // supervisor notices first. A stopped process ignores the request to end.
     let stop_timeout = Duration::from_millis(50);
     let (supervisor, handle, processes) =
         supervise(2, SupervisorOptions { stop_timeout, ..patient() });

@@ -63,8 +63,8 @@ impl AppState {
         check_content_type(headers, origin.is_some() || site.is_some())
     }
 
-    /// The origin of a page that may read answers: one that CORS allows, this server's own, or one of
-    /// this machine. What is let in is told so, or the page's browser would keep the answer from it.
+    /// The request's origin, if its page may read answers: an origin that `--cors` names, this server's
+    /// origin, or an origin of this machine. A browser shows an answer to a page only with this header.
     pub(super) fn allowed_origin(&self, uri: &Uri, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let text = origin.to_str().ok()?;

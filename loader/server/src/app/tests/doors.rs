@@ -82,7 +82,7 @@ fn pages_of_strangers_cannot_have_anything_computed() {
         let head = format!("origin: {origin}\r\n{json}");
         let reply = asked(&server, host, &head, "POST");
         let told = reply.header("access-control-allow-origin");
-        // A page that is let in may read its answer, and is told so before it asks.
+        // CORS headers allow the page to ask and to read the answer.
         assert_eq!((reply.status, told), (200, Some(origin)), "{origin}");
         let wanted = "access-control-request-headers: authorization, content-type\r\n";
         let reply = asked(&server, host, &format!("{head}{wanted}"), "OPTIONS");

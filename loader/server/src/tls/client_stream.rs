@@ -1,4 +1,4 @@
-//! A client's connection, encrypted or not, as one type: HTTP is compiled once for both.
+//! A client's stream, plain or encrypted, as one type, so that HTTP is compiled once for both.
 
 use std::{
     io::{IoSlice, Result},
@@ -12,25 +12,25 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// A connection.
-pub(crate) enum Wire {
+/// A client's stream.
+pub(crate) enum ClientStream {
     /// TCP.
     Plain(TcpStream),
     /// TLS over TCP.
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 
-/// Calls a method of the connection that there is.
+/// Calls a method of the inner stream.
 macro_rules! forward {
-    ($wire:ident.$method:ident($($argument:expr),*)) => {
-        match $wire.get_mut() {
-            Self::Plain(wire) => Pin::new(wire).$method($($argument),*),
-            Self::Encrypted(wire) => Pin::new(wire).$method($($argument),*),
+    ($stream:ident.$method:ident($($argument:expr),*)) => {
+        match $stream.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).$method($($argument),*),
+            Self::Encrypted(stream) => Pin::new(stream).$method($($argument),*),
         }
     };
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for ClientStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -40,7 +40,7 @@ impl AsyncRead for Wire {
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for ClientStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -59,8 +59,8 @@ impl AsyncWrite for Wire {
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Self::Plain(wire) => wire.is_write_vectored(),
-            Self::Encrypted(wire) => wire.is_write_vectored(),
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Encrypted(stream) => stream.is_write_vectored(),
         }
     }
 
