@@ -24,6 +24,7 @@ mod rank;
 mod reshard;
 mod serve;
 mod shared;
+mod shell;
 mod sign;
 mod store;
 mod text_worker;
@@ -58,6 +59,7 @@ pub(crate) use rank::RankArgs;
 pub(crate) use reshard::ReshardArgs;
 pub(crate) use serve::{ChatArgs, ServeArgs};
 pub(crate) use shared::{ClusterChoice, KvFormat, SourceArgs};
+pub(crate) use shell::{CompletionsArgs, ManArgs, page, pages};
 pub(crate) use sign::{KeygenArgs, SignArgs};
 pub(crate) use store::{RemoveArgs, StoreArgs};
 pub(crate) use text_worker::TextWorkerArgs;
@@ -137,6 +139,7 @@ pub(crate) enum Command {
     /// List, load, unload, update and verify the models of a running server.
     Model(ModelArgs),
     /// List the models that `serve` has converted.
+    #[command(visible_alias = "ls")]
     List(StoreArgs),
     /// Remove models that `serve` has converted.
     Rm(RemoveArgs),
@@ -152,6 +155,10 @@ pub(crate) enum Command {
     Audit(AuditArgs),
     /// Compute the logits of given tokens (for tests and comparisons).
     Logits(LogitsArgs),
+    /// Print a script that completes commands and options in a shell.
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    Man(ManArgs),
     /// One rank of a group; started by `serve` and `node`.
     #[command(hide = true)]
     Rank(RankArgs),

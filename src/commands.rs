@@ -27,6 +27,7 @@ pub(crate) mod rank;
 pub(crate) mod reshard;
 pub(crate) mod self_test;
 pub(crate) mod serve;
+pub(crate) mod shell;
 pub(crate) mod sign;
 pub(crate) mod store;
 pub(crate) mod text_worker;

@@ -1,8 +1,8 @@
 //! Errors of commands: what is printed and which exit code is returned.
 
-use std::{fmt::Display, process::ExitCode};
+use std::{fmt::Display, io, process::ExitCode};
 
-use crate::progress::printable;
+use crate::progress::{is_unread, printable, result, say};
 
 /// Why the command did not succeed, as the exit code tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +40,16 @@ impl Failure {
     }
 
     /// Prints the chain of causes on one line and returns the exit code. With `json`, the same
-    /// goes to standard output as JSON.
-    #[expect(
-        clippy::print_stdout,
-        clippy::print_stderr,
-        reason = "the command line reports to people"
-    )]
+    /// goes to standard output as JSON. Whose reader has left is no failure.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
+        let is_pipe = |cause: &(dyn std::error::Error + 'static)| {
+            cause
+                .downcast_ref::<io::Error>()
+                .is_some_and(|it| it.kind() == io::ErrorKind::BrokenPipe)
+        };
+        if is_unread() && self.error.chain().any(is_pipe) {
+            return ExitCode::SUCCESS;
+        }
         let mut causes: Vec<String> = Vec::new();
         for cause in self.error.chain() {
             let text = cause.to_string();
@@ -57,16 +60,14 @@ impl Failure {
         }
         // Some of the text may come from another machine.
         let message = printable(&causes.join(": "));
-        eprintln!("error: {message}");
+        say(&format!("error: {message}"));
         if let Some(hint) = &self.hint {
-            eprintln!("hint: {hint}");
+            say(&format!("hint: {hint}"));
         }
         let code = self.code();
         if json {
-            println!(
-                "{}",
-                serde_json::json!({ "ok": false, "error": message, "hint": self.hint, "exit_code": code })
-            );
+            let json = serde_json::json!({ "ok": false, "error": message, "hint": self.hint, "exit_code": code });
+            result(&json.to_string());
         }
         ExitCode::from(code)
     }

@@ -5,6 +5,8 @@
 
 use std::{sync::OnceLock, thread};
 
+use crate::progress::say;
+
 fn wanted() -> Option<&'static str> {
     static WANTED: OnceLock<Option<String>> = OnceLock::new();
     WANTED
@@ -13,12 +15,11 @@ fn wanted() -> Option<&'static str> {
 }
 
 /// Waits here for ever if `SHARDPACK_PAUSE_AT` names this point.
-#[expect(clippy::print_stderr, reason = "the test reads it")]
 pub(crate) fn at(name: impl FnOnce() -> String) {
     if let Some(wanted) = wanted()
         && name() == wanted
     {
-        eprintln!("paused at {wanted}");
+        say(&format!("paused at {wanted}"));
         loop {
             thread::park();
         }

@@ -56,9 +56,17 @@ fn main() -> ExitCode {
         Command::Usage(args) => (commands::usage::run(&args), args.json),
         Command::Audit(args) => (commands::audit::run(&args), commands::audit::json(&args)),
         Command::Logits(args) => (commands::logits::run(&args), false),
+        Command::Completions(args) => (commands::shell::completions(&args), false),
+        Command::Man(args) => (commands::shell::man(&args), false),
         Command::Front(args) => (commands::front::run(&args), false),
         Command::TextWorker(_) => (commands::text_worker::run(), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };
-    result.unwrap_or_else(|failure| failure.report(json))
+    let code = result.unwrap_or_else(|failure| failure.report(json));
+    match progress::unwritten() {
+        Some(error) => {
+            failure::Failure::from(anyhow::anyhow!("standard output: {error}")).report(false)
+        }
+        None => code,
+    }
 }

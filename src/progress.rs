@@ -1,9 +1,13 @@
-//! Progress: a bar on a terminal, otherwise a line at intervals; nothing within the first second.
+//! Progress: a bar on a terminal, otherwise a line at intervals; nothing within the first second. And
+//! what is said besides: whoever reads it may leave at any time, and the program goes on.
 
 use std::{
     fmt::Write as _,
-    io::{self, IsTerminal},
-    sync::{Mutex, PoisonError},
+    io::{self, IsTerminal, Write as _},
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -122,16 +126,14 @@ impl Progress {
     }
 }
 
-/// A line for people, on standard error.
-#[expect(clippy::print_stderr, reason = "the command line reports to people")]
+/// A line for people, on standard error. One that cannot be written is for nobody.
 pub(crate) fn say(text: &str) {
-    eprintln!("{}", printable(text));
+    let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
 /// A prompt, on standard error, without a line break.
-#[expect(clippy::print_stderr, reason = "the command line reports to people")]
 pub(crate) fn ask(text: &str) {
-    eprint!("{text}");
+    let _ = write!(io::stderr(), "{text}");
 }
 
 /// Removes control characters from a text, which may come from another machine.
@@ -142,10 +144,47 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// Whether the reader of standard output has left, as `head` does.
+static IS_UNREAD: AtomicBool = AtomicBool::new(false);
+/// Why results could not be written, where somebody reads them.
+static UNWRITTEN: OnceLock<io::Error> = OnceLock::new();
+
 /// The result of a command, on standard output.
-#[expect(clippy::print_stdout, reason = "the command's result")]
 pub(crate) fn result(text: &str) {
-    println!("{text}");
+    written(writeln!(io::stdout(), "{text}"));
+}
+
+/// A part of a result, on standard output at once. An error ends the command, in silence where
+/// nobody reads it.
+pub(crate) fn result_part(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let outcome = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        IS_UNREAD.store(true, Ordering::Relaxed);
+    }
+    outcome
+}
+
+fn written(outcome: io::Result<()>) {
+    match outcome {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            IS_UNREAD.store(true, Ordering::Relaxed);
+        }
+        Err(error) => {
+            let _ = UNWRITTEN.set(error);
+        }
+    }
+}
+
+/// Whether nobody reads standard output any more: a command that only prints has done its work.
+pub(crate) fn is_unread() -> bool {
+    IS_UNREAD.load(Ordering::Relaxed)
+}
+
+/// Why results could not be written: a full disk, for instance. That nobody reads them is no error.
+pub(crate) fn unwritten() -> Option<&'static io::Error> {
+    UNWRITTEN.get()
 }
 
 /// Bytes with a unit.

@@ -26,6 +26,8 @@ class Shardpack < Formula
 
   def install
     bin.install "shardpack"
+    generate_completions_from_executable(bin/"shardpack", "completions")
+    system bin/"shardpack", "man", man1
     pkgshare.install Dir["*.plist", "*.service"]
   end
 

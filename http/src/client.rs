@@ -132,6 +132,7 @@ impl Answer {
             return Failed::Again {
                 problem,
                 after: self.header("retry-after").trim().parse().ok(),
+                is_lasting: false,
             };
         }
         let (code, message) = (self.header("x-error-code"), self.header("x-error-message"));
@@ -319,24 +320,29 @@ impl Client {
             if self.is_cancelled() {
                 return Err(HttpError::Cancelled);
             }
-            let (problem, after) = match request(&mut failures) {
+            let (problem, after, is_lasting) = match request(&mut failures) {
                 Ok(value) => return Ok(value),
                 // A closed connection has many names.
                 Err(_) if self.is_cancelled() => return Err(HttpError::Cancelled),
                 Err(Failed::Final(error)) => return Err(error),
-                Err(Failed::Again { problem, after }) => (problem, after),
+                Err(Failed::Again { problem, after, is_lasting }) => (problem, after, is_lasting),
             };
             failures += 1;
             attempts += 1;
             if let Some(seconds) = after.filter(|it| *it > retries.max_retry_after.as_secs()) {
                 return Err(HttpError::Busy { url: url(), seconds });
             }
-            if failures >= retries.attempts {
+            let most = if is_lasting { retries.attempts.div_ceil(2) } else { retries.attempts };
+            if failures >= most {
                 return Err(HttpError::Network { url: url(), problem, attempts });
             }
-            observe(&problem);
             let pause = retries.pause * (1 << (failures - 1).min(5));
             let pause = after.map_or(pause, Duration::from_secs);
+            let next = failures + 1;
+            observe(&format!(
+                "{problem}; try {next} of {most} in {} s",
+                pause.as_secs_f32().ceil()
+            ));
             (retries.wait)(pause, &|| self.is_cancelled());
         }
     }
@@ -401,6 +407,20 @@ fn failed(url: &str, error: &ureq::Error) -> Failed {
     if is_tls {
         let (url, problem) = (url.to_owned(), error.to_string());
         return Failed::Final(HttpError::Tls { url, problem });
+    }
+    let is_lookup = match error {
+        ureq::Error::HostNotFound => true,
+        // The standard library has no kind for it.
+        ureq::Error::Io(error) => error.to_string().starts_with("failed to lookup address"),
+        _ => false,
+    };
+    if is_lookup {
+        let host = url.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned));
+        let problem = format!(
+            "the name {} cannot be looked up: is this machine online?",
+            host.unwrap_or_default()
+        );
+        return Failed::Again { problem, after: None, is_lasting: true };
     }
     Failed::again(error.to_string())
 }

@@ -107,6 +107,8 @@ pub enum Failed {
         problem: String,
         /// `Retry-After`, in seconds.
         after: Option<u64>,
+        /// Whether it seldom passes: it is tried half as often.
+        is_lasting: bool,
     },
     /// It may not.
     Final(HttpError),
@@ -115,7 +117,7 @@ pub enum Failed {
 impl Failed {
     /// A failure that may pass.
     pub fn again(problem: impl Into<String>) -> Self {
-        Self::Again { problem: problem.into(), after: None }
+        Self::Again { problem: problem.into(), after: None, is_lasting: false }
     }
 
     /// An answer that is none to the request.

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, IsTerminal, Write},
+    io::{self, BufRead, BufReader, IsTerminal},
     path::Path,
     process::ExitCode,
     time::Duration,
@@ -13,7 +13,11 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
 use super::{Outcome, demo::children, store};
-use crate::{args::ChatArgs, failure::Failure, progress::say};
+use crate::{
+    args::ChatArgs,
+    failure::Failure,
+    progress::{result_part, say},
+};
 
 /// Timeout for connecting to the server; answers have none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -199,6 +203,5 @@ fn read_answer(stream: impl BufRead) -> anyhow::Result<String> {
 
 /// Writes streamed text to standard output.
 fn show(text: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
+    result_part(text).context("standard output")
 }

@@ -90,7 +90,7 @@ impl Shown {
         match step {
             Step::Already => self.already = true,
             Step::Download(file) => say(&format!("downloading {file}")),
-            Step::Retry(problem) => say(&format!("{problem}; trying again")),
+            Step::Retry(problem) => say(&problem),
             Step::Pip(problem) => say(&format!("{problem}; trying pip")),
             Step::Verify(path) => say(&format!("verifying {}", path.display())),
             Step::Unpack => say("unpacking the libraries"),

@@ -187,7 +187,7 @@ impl Shown {
                     bar.take_back(*bytes);
                 }
             }
-            HubEvent::Retrying(problem) => say(&format!("note: {problem}; trying again")),
+            HubEvent::Retrying(problem) => say(&format!("note: {problem}")),
         }
     }
 }

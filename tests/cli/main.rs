@@ -5,6 +5,7 @@ mod adapters;
 mod api_requests;
 mod bad_input;
 mod calibrate;
+mod closed_output;
 mod cluster;
 mod cluster_view;
 mod controllers;
@@ -52,6 +53,7 @@ mod server_stats;
 #[path = "../harness/sets.rs"]
 mod sets;
 mod several_models;
+mod shell;
 mod signature;
 #[path = "../harness/skip.rs"]
 mod skip;

@@ -216,10 +216,15 @@ fn ranks_take_of_each_node_what_was_planned() {
     assert_eq!(*machine, b.address());
     let rank = b.children()[0];
     let status = std::fs::read_to_string(format!("/proc/{rank}/status")).unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    let peak = peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    let bytes = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        value.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    };
+    // How many pages of the program's file are in memory depends on what else reads them, and the
+    // system drops them when it needs their place.
+    let peak = bytes("VmHWM:") - bytes("RssFile:");
     let percent = (peak as f64 / *planned as f64 - 1.0) * 100.0;
-    println!("planned {planned}, at most {peak}: {percent:.1} %");
+    println!("planned {planned}, at most {peak} besides the program's pages: {percent:.1} %");
     assert!(percent.abs() <= TOLERATED_PERCENT, "planned {planned}, {peak}: {percent:.1} %");
     assert_eq!(server.terminate(), Some(0));
 }

@@ -218,16 +218,8 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         ".",
         &[
-            &[
-                "args",
-                "descriptors",
-                "kill_points",
-                "own_program",
-                "progress",
-                "sd_notify",
-                "sleep_inhibitor",
-            ],
-            &["discovery", "failure"],
+            &["args", "descriptors", "own_program", "progress", "sd_notify", "sleep_inhibitor"],
+            &["discovery", "failure", "kill_points"],
             &["cluster", "engines", "source"],
             &["commands"],
         ],

@@ -24,7 +24,7 @@ use crate::{
         Outcome,
         node_facts::{MachineFacts, NodeFacts, RankFacts},
     },
-    progress::{printable, result, say, size, table},
+    progress::{is_unread, printable, result, say, size, table},
 };
 
 /// A clock that differs by more is told: times in logs mislead, and certificates may not hold.
@@ -70,6 +70,9 @@ pub(super) fn run(
         result(&format!("{clear}{}", text.trim_end()));
         if !args.json {
             hints(&targets, &states);
+        }
+        if is_unread() {
+            return Ok(ExitCode::SUCCESS);
         }
         thread::sleep(Duration::from_secs(seconds));
     }

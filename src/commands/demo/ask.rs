@@ -1,12 +1,14 @@
 //! The demo's client: asks over HTTP and shows the answer as it comes.
 
 use std::{
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+
+use crate::progress::result_part;
 
 /// The demo's model, as its server names it.
 const MODEL: &str = "kjv-4m";
@@ -23,7 +25,7 @@ pub(in crate::commands) struct Answer {
 
 /// Asks and prints the answer while it streams.
 pub(super) fn stream(url: &str, question: &str) -> anyhow::Result<Answer> {
-    ask(url, Some(MODEL), question, &mut show)
+    ask(url, Some(MODEL), question, &mut result_part)
 }
 
 /// Asks a server's model, or the one that is named, and shows the answer while it streams.
@@ -103,11 +105,4 @@ fn body(model: Option<&str>, question: &str, stream: bool) -> Value {
 pub(super) fn curl(url: &str, question: &str) -> String {
     let body = body(Some(MODEL), question, false);
     format!("curl {url}/chat/completions -H 'content-type: application/json' -d '{body}'")
-}
-
-/// Prints without a new line, at once.
-fn show(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }

@@ -111,6 +111,11 @@ impl Message {
         (self.role == Role::Assistant && !has_calls && !text.is_empty()).then_some(text)
     }
 
+    /// About what it takes in memory.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.fields.iter().map(|(name, value)| name.len() + value.size_bytes()).sum()
+    }
+
     /// The same message with another text.
     #[must_use]
     pub fn with_text(mut self, text: &str) -> Self {

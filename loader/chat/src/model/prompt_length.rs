@@ -41,11 +41,12 @@ impl ChatModel {
         self.check_prompt(self.encode(text)?)
     }
 
-    /// Whether the text of a conversation has a first part that is worth a look.
+    /// Whether what the template writes has a first part that is worth a look: whoever speaks, and whatever
+    /// the tools are.
     pub(super) fn may_be_far_too_long(&self, request: &ChatRequest) -> bool {
-        let bytes: usize =
-            request.messages.iter().filter_map(Message::own_text).map(str::len).sum();
-        bytes > self.first_part_bytes()
+        let messages = request.messages.iter().map(Message::size_bytes);
+        let tools = request.tools.iter().map(|tool| tool.definition.size_bytes());
+        messages.chain(tools).sum::<usize>() > self.first_part_bytes()
     }
 
     fn first_part_bytes(&self) -> usize {

@@ -3,7 +3,7 @@
 use std::{error::Error, fs, iter};
 
 use super::*;
-use crate::conversation::{Message, Reasoning, Tool, ToolKind};
+use crate::conversation::{Message, Reasoning, Role, Tool, ToolKind};
 
 const KJV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/kjv-4m");
 
@@ -193,4 +193,24 @@ fn a_prompt_that_is_far_too_long_is_refused_by_its_first_part() {
     // What is only a little too long is counted.
     let error = model.encode_prompt(&text[..1200]).unwrap_err();
     assert!(error.to_string().contains("have 120:"), "{error}");
+}
+
+#[test]
+fn whoever_speaks_too_long_is_refused_by_the_first_part() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}";
+    let mut model = open(&[(TEMPLATE, template)]).unwrap();
+    model.limit_positions(100);
+    let long = "<|im_end|>".repeat(100_000);
+    let check = |request: &ChatRequest| {
+        let Err(PromptError::TooLong { prompt_tokens, .. }) = model.prompt(request) else {
+            panic!("too long")
+        };
+        assert!(matches!(prompt_tokens, PromptLength::MoreThan(_)), "{prompt_tokens}");
+    };
+    for role in [Role::System, Role::User, Role::Assistant, Role::Tool] {
+        let messages = vec![Message::of(Role::User, "a"), Message::of(role, &long)];
+        check(&ChatRequest { messages, ..request(&[]) });
+    }
+    let tool = format!(r#"{{"function":{{"name":"f","description":"{long}"}}}}"#);
+    check(&request(&[&tool]));
 }

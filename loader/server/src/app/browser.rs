@@ -88,6 +88,22 @@ fn host_of(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
     uri.authority().cloned().or_else(sent)
 }
 
+/// A request says at most once where it goes, and with a name that is one (RFC 9112, 3.2): what can be
+/// read in two ways is for nobody. No page can leave it away, and small probes do.
+pub(super) fn check_host(headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut sent = headers.get_all(header::HOST).iter();
+    let (first, second) = (sent.next(), sent.next());
+    let is_name = |sent: &HeaderValue| {
+        let name = sent.to_str().ok().and_then(|name| name.parse::<Authority>().ok());
+        name.is_some_and(|name| !name.host().is_empty() && !name.as_str().contains('@'))
+    };
+    if second.is_none() && first.is_none_or(is_name) {
+        return Ok(());
+    }
+    let message = "a request has one header Host, with a name or an address";
+    Err(ApiError::new(ErrorKind::Invalid, message).with_code("host"))
+}
+
 /// Whether a page is the server's own, or of this machine.
 fn is_own(origin: &str, host: Option<&Authority>) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };

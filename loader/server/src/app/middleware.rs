@@ -13,7 +13,7 @@ use axum::{
 use serde_json::json;
 use shardpack_engine_api::Tenant;
 
-use super::AppState;
+use super::{AppState, browser::check_host};
 use crate::{
     error::{ApiError, Shape},
     keys::{Access, Key, KeySlot},
@@ -72,7 +72,8 @@ pub(super) async fn handle_request(
     }
     let method = request.method().clone();
     let id = super::random_id().unwrap_or_default();
-    let checked = app.check_browser(&method, request.uri(), request.headers());
+    let checked = check_host(request.headers())
+        .and_then(|()| app.check_browser(&method, request.uri(), request.headers()));
     let known = checked.and_then(|()| app.authenticate(route, request.headers()));
     let name = known.as_ref().ok().and_then(Option::as_ref).map(|key| key.name().to_owned());
     let record = app.record(&id, route, name.as_deref(), &request);

@@ -67,6 +67,19 @@ fn names_of_strangers_lead_nowhere_without_keys() {
 }
 
 #[test]
+fn a_host_that_can_be_read_in_two_ways_is_refused() {
+    let server = changed(|server| server);
+    for host in
+        ["a/b", "x#", "a b", "evil%2ecom", "", "u@localhost", "localhost\r\nhost: evil.example"]
+    {
+        for method in ["GET", "POST"] {
+            let reply = asked(&server, host, "", method);
+            assert_eq!(reply.status, 400, "{method} {host:?}: {}", reply.body);
+        }
+    }
+}
+
+#[test]
 fn pages_of_strangers_cannot_have_anything_computed() {
     let server = changed(|server| server.with_origins(vec!["https://chat.example.org".to_owned()]));
     let host = "127.0.0.1:8080";
