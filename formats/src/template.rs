@@ -4,17 +4,25 @@
 //! memory of one value (`t ~ t`, over and over) and the stack of deep ones: a hostile template can end
 //! the process, so the program renders in a sandbox (`shardpack_chat::sandbox`).
 
+mod arguments;
 mod clock;
+mod containers;
+mod filters;
 mod jinja;
+mod methods;
+mod percent;
 mod python;
+mod scan;
+mod source;
 mod tojson;
+mod wrap;
 
 use std::{collections::BTreeMap, fmt, io, sync::Arc, time::SystemTime};
 
 use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value,
     syntax::SyntaxConfig,
-    value::{Serde, ValueKind},
+    value::{Rest, Serde, ValueKind},
 };
 use serde::Serialize;
 
@@ -38,6 +46,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token`, `eos_token` and their kin, by name.
     specials: BTreeMap<String, Value>,
+    /// Whether it changes lists or dictionaries.
+    changes: bool,
     /// Whether tools are given as `xml_tools`, too.
     knows_xml_tools: bool,
 }
@@ -102,13 +112,12 @@ impl ChatTemplate {
             return Err(TemplateError::TooLong { found: source.len() });
         }
         let mut environment = environment(now).map_err(TemplateError::Parse)?;
-        environment
-            .add_template_owned(NAME, jinja::with_format_filters(&without_generation_tags(source)))
-            .map_err(TemplateError::Parse)?;
+        let (rewritten, changes) = source::rewritten(source);
+        environment.add_template_owned(NAME, rewritten).map_err(TemplateError::Parse)?;
         let specials = specials.into_iter();
         let specials = specials.map(|(name, token)| (name.into(), Value::from(Serde(token))));
         let knows_xml_tools = source.contains("xml_tools");
-        Ok(Self { environment, specials: specials.collect(), knows_xml_tools })
+        Ok(Self { environment, specials: specials.collect(), changes, knows_xml_tools })
     }
 
     /// The text of a conversation. `tools` may be empty, as may `kwargs`, further variables of the
@@ -131,7 +140,12 @@ impl ChatTemplate {
         // SmolLM3 knows its tools by another name.
         let also = [("xml_tools", tools.clone())].into_iter().filter(|_| self.knows_xml_tools);
         let own = RESERVED.into_iter().zip([messages, tools, ().into(), generates.into()]);
-        let context = Value::from_pairs(specials.chain(also).chain(kwargs).chain(own));
+        let context = specials.chain(also).chain(kwargs).chain(own);
+        let context = if self.changes {
+            Value::from_pairs(context.map(|(name, value)| (name, containers::own_all(&value))))
+        } else {
+            Value::from_pairs(context)
+        };
 
         let template = self.environment.get_template(NAME).map_err(RenderError::Failed)?;
         let mut output = Bounded(Vec::new());
@@ -172,7 +186,11 @@ fn environment(
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(RECURSION_LIMIT);
     env.set_debug(false);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(methods::call);
+    filters::add_to(&mut env);
+    containers::add_to(&mut env);
+    env.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
+    env.add_function("joiner", minijinja_contrib::globals::joiner);
     env.set_formatter(|output: &mut Output, _: &mut State, value: &Value| {
         output.write_str(&python::str(value)).map_err(Error::from)
     });
@@ -187,7 +205,6 @@ fn environment(
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", is_sequence);
     env.add_test("callable", jinja::is_callable);
-    env.add_filter("urlencode", jinja::urlencode);
     env.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });
@@ -227,30 +244,6 @@ fn length(value: &Value) -> Result<usize, Error> {
         let message = format!("a value of type {} has no length", value.kind());
         Error::new(ErrorKind::InvalidOperation, message)
     })
-}
-
-/// `{% generation %}` marks the assistant's text for training and renders its body: a block of its
-/// own scope does the same. Signs of whitespace control stay.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some(end) = tag.find("%}") else { break };
-        let body = &tag[..end];
-        let word = body.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        let replacement = match word {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        out.push_str(&body.replace(word, replacement));
-        rest = &tag[end..];
-    }
-    out.push_str(rest);
-    out
 }
 
 /// Takes output up to a limit.
@@ -299,14 +292,5 @@ mod tests {
         };
         assert_eq!(render(vec![serde_json::json!({"name": "f"})]), "f");
         assert_eq!(render(Vec::new()), "none");
-    }
-
-    #[test]
-    fn tags_for_training_leave_no_trace() {
-        let check = |source: &str, expected: &str| {
-            assert_eq!(without_generation_tags(source), expected);
-        };
-        check("a{%- generation +%}b{% endgeneration -%}c", "a{%- with +%}b{% endwith -%}c");
-        check("{% generationx %}{% if generation %}{%", "{% generationx %}{% if generation %}{%");
     }
 }

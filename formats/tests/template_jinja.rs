@@ -34,3 +34,28 @@ fn urlencode_and_callable_are_those_of_jinja2() {
     check("{% macro m() %}{% endmacro %}{{ m is callable }}{{ nothing is callable }}", "TrueTrue");
     check("{{ strftime_now is callable }}{{ list is callable }}", "TrueFalse");
 }
+
+/// Every case of `tests/data/templates/jinja.json`, which `generate.py` beside it writes with jinja2.
+#[test]
+fn templates_render_as_in_jinja2() {
+    let text = include_str!("../../tests/data/templates/jinja.json");
+    let document: serde_json::Value = serde_json::from_str(text).unwrap();
+    let values = document["values"].as_object().unwrap();
+    let mut wrong = Vec::new();
+    for case in document["cases"].as_array().unwrap() {
+        let (source, expected) = (case[0].as_str().unwrap(), case[1].as_str());
+        let none: [serde_json::Value; 0] = [];
+        let specials: [(&str, &str); 0] = [];
+        let values = values.iter().map(|(name, value)| (name.as_str(), value));
+        let text = ChatTemplate::parse(source, specials)
+            .map_err(|error| error.to_string())
+            .and_then(|template| {
+                let text = template.render(&none, &none, values, Next::Nobody);
+                text.map_err(|error| error.to_string())
+            });
+        if text.as_deref().ok() != expected {
+            wrong.push(format!("{source}\n  {text:?} in place of\n  {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}

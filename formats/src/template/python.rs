@@ -10,13 +10,16 @@ const DEPTH_MAX: usize = 256;
 /// What `{{ value }}` prints: `str(value)`.
 pub(super) fn str(value: &Value) -> String {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
-            let mut out = String::new();
-            write_repr(&mut out, value, 0);
-            out
-        }
+        ValueKind::Number | ValueKind::Seq | ValueKind::Map | ValueKind::Bytes => repr(value),
         _ => value.to_string(),
     }
+}
+
+/// `repr(value)`.
+pub(super) fn repr(value: &Value) -> String {
+    let mut out = String::new();
+    write_repr(&mut out, value, 0);
+    out
 }
 
 /// `repr(float)`: the shortest digits that read back as the same number, in exponent form below
@@ -61,6 +64,10 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) {
             Some(text) => write_quoted(out, text),
             None => out.push_str(&value.to_string()),
         },
+        ValueKind::Bytes => {
+            let bytes = value.as_bytes().unwrap_or_default();
+            let _ = write!(out, "b'{}'", bytes.escape_ascii());
+        }
         ValueKind::Seq => {
             let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
             out.push(open);

@@ -7,6 +7,7 @@ mod message;
 mod output;
 mod request;
 
+pub(crate) use message::ArgumentsForm;
 pub use message::{Message, Role};
 pub use output::{EndReason, OutputDelta, OutputParser, PlainText};
 pub use request::{

@@ -94,6 +94,40 @@ impl Json {
     }
 }
 
+impl Json {
+    /// The text that Python's `json.dumps` writes, with letters beyond ASCII as they are.
+    pub(crate) fn dumped(&self) -> String {
+        let mut out = String::new();
+        self.dump(&mut out);
+        out
+    }
+
+    /// Nesting is bounded by the parser.
+    fn dump(&self, out: &mut String) {
+        match self {
+            Self::Array(items) => {
+                out.push('[');
+                for (index, item) in items.iter().enumerate() {
+                    out.push_str(if index == 0 { "" } else { ", " });
+                    item.dump(out);
+                }
+                out.push(']');
+            }
+            Self::Object(members) => {
+                out.push('{');
+                for (index, (name, value)) in members.iter().enumerate() {
+                    out.push_str(if index == 0 { "" } else { ", " });
+                    Self::from(name).dump(out);
+                    out.push_str(": ");
+                    value.dump(out);
+                }
+                out.push('}');
+            }
+            plain => out.push_str(&serde_json::to_string(plain).unwrap_or_default()),
+        }
+    }
+}
+
 impl From<&str> for Json {
     fn from(text: &str) -> Self {
         Self::String(text.to_owned())

@@ -319,7 +319,13 @@ impl ChatModel {
         let switch = turns_on && self.output.style().thinking.is_none() && effort.is_none();
         let options = [
             (ReasoningOption::Switch, switch),
-            (ReasoningOption::Effort, effort.is_some() && !names("reasoning_effort")),
+            // Where a template has no efforts, one turns thinking on.
+            (
+                ReasoningOption::Effort,
+                effort.is_some()
+                    && !names("reasoning_effort")
+                    && self.output.style().thinking.is_none(),
+            ),
             (ReasoningOption::Budget, budget.is_some()),
         ];
         options.into_iter().filter_map(|(option, unheard)| unheard.then_some(option)).collect()
@@ -451,7 +457,9 @@ fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Objec
     if let Some(effort) = &request.reasoning.effort {
         add("reasoning_effort", effort.as_str().into());
     }
-    if let Some(enabled) = request.reasoning.enabled {
+    let effort = request.reasoning.effort.as_deref();
+    let enabled = request.reasoning.enabled.or_else(|| effort.map(|effort| effort != "none"));
+    if let Some(enabled) = enabled {
         add("enable_thinking", Json::Bool(enabled));
         // DeepSeek's name for it.
         add("thinking", Json::Bool(enabled));

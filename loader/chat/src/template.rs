@@ -2,8 +2,11 @@
 //! Rendering itself is [`shardpack_formats::template`]'s.
 
 mod adjust;
+mod effort;
 mod generic_tools;
+mod implied;
 mod past_calls;
+mod turn_form;
 
 pub use shardpack_formats::template::TemplateError;
 pub use shardpack_formats::template::{RESERVED, RenderError};
@@ -20,7 +23,9 @@ use super::{
     json::{Json, Object},
 };
 use adjust::Adjustment;
+use effort::{EFFORT, Efforts};
 use past_calls::PastCalls;
+use turn_form::TurnForm;
 
 /// Marks the end of a last turn that is to be continued: a name between private-use characters.
 const OPEN_END: &str = "\u{f8fe}goes on\u{f8fe}";
@@ -34,6 +39,10 @@ pub struct ChatTemplate {
     /// The name by which it reads the thinking of past turns, if it has one of its own.
     thinking_key: Option<&'static str>,
     past_calls: Option<PastCalls>,
+    /// The form in which it takes past turns.
+    turn_form: TurnForm,
+    /// Words for efforts of thinking.
+    efforts: Efforts,
     /// Whether it shows the definitions of tools in a tool-call format that is known.
     shows_tools: bool,
     /// What it would leave out in silence or show in an unknown tool-call format.
@@ -54,11 +63,14 @@ pub struct Rendered {
 /// Tools in the generic format, which the template itself does not show.
 pub const GENERIC_TOOLS: &str = "generic-tools";
 
+/// `reasoning_effort` left out, which the template refuses.
+const NO_EFFORT: &str = "no-reasoning-effort";
+
 /// The name of a change, where there is one of that name.
 #[must_use]
 pub fn adjustment(name: &str) -> Option<&'static str> {
     let known = || Adjustment::parse(name).map(Adjustment::name);
-    if name == GENERIC_TOOLS { Some(GENERIC_TOOLS) } else { known() }
+    [GENERIC_TOOLS, NO_EFFORT].into_iter().find(|own| *own == name).or_else(known)
 }
 
 /// Members of messages in which templates look for thinking, and how they name them there.
@@ -89,6 +101,8 @@ impl ChatTemplate {
             .map(|(key, _)| *key);
         let past_calls = PastCalls::of(source);
         let family = OutputStyle::detect(source).tools;
+        let turn_form = TurnForm::of(&template);
+        let efforts = Efforts::of(source);
         let source = source.to_owned();
         let mut own = Self {
             template,
@@ -96,6 +110,8 @@ impl ChatTemplate {
             knows_developer,
             thinking_key,
             past_calls,
+            turn_form,
+            efforts,
             shows_tools: false,
             forced: Vec::new(),
             native_call: None,
@@ -205,14 +221,32 @@ impl ChatTemplate {
         tools: &[Json],
         kwargs: &Object,
     ) -> Result<Rendered, RenderError> {
-        let (told, tools) = self.told(messages, tools);
-        let render = |messages: &[Message]| {
-            let messages = messages.iter().map(|message| self.fields(message));
-            self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
+        self.with_effort(kwargs, |kwargs| {
+            let (told, tools) = self.told(messages, tools);
+            let render = |messages: &[Message]| {
+                let messages = messages.iter().map(|message| self.fields(message));
+                self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
+            };
+            let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
+            let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
+            Ok(Rendered { text, adjustments })
+        })
+    }
+
+    /// Renders with an effort that the template names, and without one if it refuses that.
+    fn with_effort(
+        &self,
+        kwargs: &Object,
+        render: impl Fn(&Object) -> Result<Rendered, RenderError>,
+    ) -> Result<Rendered, RenderError> {
+        let mut kwargs = self.efforts.known(kwargs);
+        let refusal = match render(&kwargs) {
+            Err(error) if may_adjust(&error) && kwargs.remove(EFFORT).is_some() => error,
+            other => return other,
         };
-        let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
-        let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
-        Ok(Rendered { text, adjustments })
+        let mut rendered = render(&kwargs).map_err(|_| refusal)?;
+        rendered.adjustments.push(NO_EFFORT);
+        Ok(rendered)
     }
 
     /// The prompt of a conversation whose last turn is continued, up to the end of its text.
@@ -224,6 +258,7 @@ impl ChatTemplate {
         kwargs: &Object,
     ) -> Result<Option<Rendered>, RenderError> {
         let Some(said) = messages.last().and_then(Message::own_text) else { return Ok(None) };
+        let kwargs = &self.efforts.known(kwargs);
         let (told, tools) = self.told(messages, tools);
         let render = |messages: &[Message]| {
             let Some((last, before)) = messages.split_last() else { return Ok(None) };
@@ -242,18 +277,19 @@ impl ChatTemplate {
 
     /// The conversation as the template is to see it, and the tools that it shows by itself.
     fn told<'a>(&self, messages: &[Message], tools: &'a [Json]) -> (Vec<Message>, &'a [Json]) {
+        let messages = implied::filled(messages);
         if self.shows_tools || tools.is_empty() {
-            return (messages.to_vec(), tools);
+            return (messages, tools);
         }
-        (generic_tools::with_definitions(messages, tools, self), &[])
+        (generic_tools::with_definitions(&messages, tools, self), &[])
     }
 
     fn fields(&self, message: &Message) -> Object {
         if message.role() == Role::Developer && !self.knows_developer {
             // A template without the role would drop the instructions or refuse the conversation.
-            return message.clone().with_role(Role::System).fields().clone();
+            return self.turn_form.fields(&message.clone().with_role(Role::System));
         }
-        let mut fields = message.fields().clone();
+        let mut fields = self.turn_form.fields(message);
         let has = |key: &str| fields.get(key).is_some_and(|value| *value != Json::Null);
         if let Some(key) = self.thinking_key.filter(|key| !has(key))
             // gpt-oss refuses thinking beside what is said with a call.

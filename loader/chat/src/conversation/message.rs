@@ -45,13 +45,28 @@ impl Role {
 
 /// One turn, as templates read it.
 ///
-/// Invariant: `fields` holds `role`; `content` is a string; `tool_calls`, when present, is an array
-/// of objects with a `function` whose `arguments` are an object where they were JSON of one. Other
-/// keys, and the order of all keys, are as sent.
+/// Invariant: `fields` holds `role`; `content` is a string, or null in a turn of the assistant that has
+/// none; `tool_calls`, when present, is an array of objects with a `function` whose `arguments` are an
+/// object where they were JSON of one, with the text as sent under [`SENT_ARGUMENTS`]. Other keys, and
+/// the order of all keys, are as sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     role: Role,
     fields: Object,
+}
+
+/// The member of a function that keeps its arguments as they were sent: a name of private-use
+/// characters, which no client can mean.
+const SENT_ARGUMENTS: &str = "\u{f8fe}arguments\u{f8fe}";
+
+/// How a template takes the arguments of past calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ArgumentsForm {
+    /// As an object.
+    #[default]
+    Object,
+    /// As the text of one.
+    Text,
 }
 
 /// What is wrong with a message; `path` is below the message (`.content[1].type`).
@@ -79,7 +94,7 @@ impl Message {
         };
         let role = parse_role(&fields)?;
         let content = normalise_content(role, fields.get("content"))?;
-        fields.set("content", Json::String(content));
+        fields.set("content", content);
         normalise_calls(&mut fields)?;
         // Servers name the thinking of a past turn either way; templates read the first.
         if fields.get("reasoning_content").is_none()
@@ -153,10 +168,27 @@ impl Message {
         self
     }
 
-    /// The members that templates see.
-    #[must_use]
-    pub const fn fields(&self) -> &Object {
+    /// The members of the message.
+    pub(crate) const fn fields(&self) -> &Object {
         &self.fields
+    }
+
+    /// The members that templates see, with arguments of calls in a form.
+    pub(crate) fn shown(&self, form: ArgumentsForm) -> Object {
+        let mut fields = self.fields.clone();
+        let Some(Json::Array(calls)) = fields.get_mut("tool_calls") else { return fields };
+        for call in calls {
+            let Json::Object(call) = call else { continue };
+            let Some(Json::Object(function)) = call.get_mut("function") else { continue };
+            let sent = function.remove(SENT_ARGUMENTS);
+            if form == ArgumentsForm::Text
+                && let Some(arguments @ Json::Object(_)) = function.get("arguments")
+            {
+                let text = sent.unwrap_or_else(|| arguments.dumped().into());
+                function.set("arguments", text);
+            }
+        }
+        fields
     }
 }
 
@@ -173,8 +205,10 @@ impl<'de> Deserialize<'de> for Message {
             return Err(D::Error::custom("a message is an object"));
         };
         let role = parse_role(&fields).map_err(D::Error::custom)?;
-        if fields.get("content").and_then(Json::as_str).is_none() {
-            return Err(D::Error::custom("a message's content is a string"));
+        match fields.get("content") {
+            Some(Json::String(_)) => {}
+            Some(Json::Null) if role == Role::Assistant => {}
+            _ => return Err(D::Error::custom("a message's content is a string")),
         }
         Ok(Self { role, fields })
     }
@@ -191,10 +225,10 @@ fn parse_role(fields: &Object) -> Result<Role, MessageError> {
     })
 }
 
-/// Text from a string, an array of text parts or nothing.
-fn normalise_content(role: Role, content: Option<&Json>) -> Result<String, MessageError> {
+/// Text from a string or an array of text parts; an assistant's turn may have none.
+fn normalise_content(role: Role, content: Option<&Json>) -> Result<Json, MessageError> {
     match content {
-        Some(Json::String(text)) => Ok(text.clone()),
+        Some(Json::String(text)) => Ok(text.as_str().into()),
         Some(Json::Array(parts)) => {
             let text = |(index, part)| match left_out(role, part) {
                 Some(note) => Ok(note),
@@ -202,12 +236,10 @@ fn normalise_content(role: Role, content: Option<&Json>) -> Result<String, Messa
             };
             let texts: Result<Vec<String>, _> = parts.iter().enumerate().map(text).collect();
             // A line break between parts, as llama.cpp and vLLM join them.
-            Ok(texts?.join("\n"))
+            Ok(texts?.join("\n").into())
         }
-        // Templates differ on null but agree on the empty string.
-        None | Some(Json::Null) if matches!(role, Role::Assistant | Role::Tool) => {
-            Ok(String::new())
-        }
+        None | Some(Json::Null) if role == Role::Assistant => Ok(Json::Null),
+        None | Some(Json::Null) if role == Role::Tool => Ok("".into()),
         None | Some(Json::Null) => Err(MessageError::new(
             ".content",
             format!("a message of role {:?} needs content", role.name()),
@@ -307,13 +339,14 @@ fn normalise_calls(fields: &mut Object) -> Result<(), MessageError> {
             return Err(MessageError::new(path + ".name", "a function needs a string \"name\""));
         }
         // Half of the published templates would encode a string of JSON once more; none needs it.
-        if let Some(Json::String(text)) = function.get("arguments") {
+        if let Some(Json::String(text)) = function.get("arguments").cloned() {
             let parsed = match text.trim() {
                 "" => Ok(Json::Object(Object::default())),
                 text => Json::parse(text.as_bytes()),
             };
             if let Ok(object @ Json::Object(_)) = parsed {
                 function.set("arguments", object);
+                function.set(SENT_ARGUMENTS, text.into());
             }
         }
     }
@@ -326,7 +359,7 @@ mod tests {
 
     fn normalise(text: &str) -> Result<String, String> {
         Message::normalise(Json::parse(text.as_bytes()).unwrap())
-            .map(|message| serde_json::to_string(message.fields()).unwrap())
+            .map(|message| serde_json::to_string(&message.shown(ArgumentsForm::Object)).unwrap())
             .map_err(|error| format!("{}: {error}", error.path))
     }
 
@@ -341,7 +374,8 @@ mod tests {
             r#"{"content":[{"type":"text","text":"a"},{"type":"input_text","text":"b"},"c"],"role":"user"}"#,
             r#"{"content":"a\nb\nc","role":"user"}"#,
         );
-        check(r#"{"role":"assistant","content":null}"#, r#"{"role":"assistant","content":""}"#);
+        check(r#"{"role":"assistant","content":null}"#, r#"{"role":"assistant","content":null}"#);
+        check(r#"{"role":"assistant"}"#, r#"{"role":"assistant","content":null}"#);
         check(
             r#"{"role":"tool","tool_call_id":"x"}"#,
             r#"{"role":"tool","tool_call_id":"x","content":""}"#,
@@ -364,6 +398,25 @@ mod tests {
         check(r#""not json""#, r#""not json""#);
         check(r#""5""#, r#""5""#);
         check(r#"{"z":1}"#, r#"{"z":1}"#);
+    }
+
+    #[test]
+    fn arguments_are_shown_as_text_as_they_were_sent() {
+        let shown = |arguments: &str| {
+            let text = format!(
+                r#"{{"role":"assistant","tool_calls":[{{"function":{{"name":"f","arguments":{arguments}}}}}]}}"#
+            );
+            let message = Message::normalise(Json::parse(text.as_bytes()).unwrap()).unwrap();
+            let written = serde_json::to_vec(&message).unwrap();
+            let read: Message = serde_json::from_slice(&written).unwrap();
+            let fields = read.shown(ArgumentsForm::Text);
+            let calls = fields.get("tool_calls").and_then(Json::as_array).unwrap();
+            let function = calls[0].as_object().unwrap().get("function").unwrap();
+            function.as_object().unwrap().get("arguments").unwrap().as_str().unwrap().to_owned()
+        };
+        assert_eq!(shown(r#""{\"n\":1.50,  \"a\":2}""#), r#"{"n":1.50,  "a":2}"#);
+        assert_eq!(shown(r#"{"é":[1,null],"b":{}}"#), r#"{"é": [1, null], "b": {}}"#);
+        assert_eq!(shown(r#""no JSON""#), "no JSON");
     }
 
     #[test]

@@ -256,7 +256,8 @@ fn split_calls(messages: Vec<Message>) -> Vec<Message> {
         for (number, call) in calls.iter().enumerate() {
             let mut turn = message.clone().with("tool_calls", Json::Array(vec![call.clone()]));
             if number > 0 {
-                turn = turn.with_text("").without("reasoning_content").without("reasoning");
+                let no_text = if turn.text().is_empty() { turn } else { turn.with_text("") };
+                turn = no_text.without("reasoning_content").without("reasoning");
             }
             out.push(turn);
             let is_own = |result: &Message| {

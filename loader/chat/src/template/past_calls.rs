@@ -8,7 +8,7 @@ use shardpack_formats::{
 };
 
 use crate::{
-    conversation::Message,
+    conversation::{ArgumentsForm, Message},
     json::{Json, Object},
 };
 
@@ -48,7 +48,7 @@ impl PastCalls {
 
     /// The message with its calls behind its text.
     pub(super) fn written(&self, message: &Message) -> Message {
-        let mut fields = message.fields().clone();
+        let mut fields = message.shown(ArgumentsForm::Object);
         self.write(&mut fields);
         let text = fields.get("content").and_then(Json::as_str).unwrap_or_default();
         message.clone().with_text(text)
