@@ -9,6 +9,7 @@ mod discovery;
 mod engines;
 mod failure;
 mod kill_points;
+mod leftovers;
 mod own_program;
 mod progress;
 mod sd_notify;

@@ -119,6 +119,14 @@ pub enum HomeError {
         /// The name or address.
         taken: String,
     },
+    /// A member that is to be added again under another name.
+    #[error("this node is in the cluster already, as {known}: {name} would be a second name")]
+    Known {
+        /// Its name.
+        known: String,
+        /// As given.
+        name: String,
+    },
     /// No such member.
     #[error("{name} is not in the cluster")]
     Unknown {
@@ -342,6 +350,7 @@ impl Home {
     ) -> Result<Member, HomeError> {
         let resolved = resolve(address)?;
         let _joining = self.lock_for_joining()?;
+        let is_named = name.is_some();
         let name = match name {
             Some(name) => name.to_owned(),
             None => self.free_name(address),
@@ -362,6 +371,14 @@ impl Home {
             }
             // It was added before, and this machine did not receive the answer or lost the entry.
             Err(HandshakeError::AlreadyJoined) if self.is_ours(&member, &resolved) => {
+                let known = self.members().iter().find(|known| known.key == member.key);
+                if let Some(known) = known.filter(|known| known.name != member.name) {
+                    let known = known.name.clone();
+                    if is_named {
+                        return Err(HomeError::Known { known, name: member.name });
+                    }
+                    member.name = known;
+                }
                 // Its certificate's end is unknown: it is renewed at the next use.
                 member.expires = Validity::from_now().from;
             }

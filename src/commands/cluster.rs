@@ -230,6 +230,8 @@ fn explained(error: HomeError) -> Failure {
     match error {
         HomeError::Taken { .. } => Failure::from(error)
             .hint("choose another --name, or remove the old node: shardpack cluster remove NAME"),
+        HomeError::Known { .. } => Failure::from(error)
+            .hint("leave --name out, or remove it first: shardpack cluster remove NAME"),
         HomeError::Unknown { .. } => Failure::from(error).hint("see `shardpack cluster list`"),
         error => error.into(),
     }

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -105,7 +106,14 @@ pub(crate) struct FrontName {
 impl FrontName {
     /// Of this process.
     pub(crate) fn generate(takes_over: bool) -> anyhow::Result<Self> {
-        let id = Token::generate().context("the system gave no random bytes")?;
+        static ID: OnceLock<Token> = OnceLock::new();
+        // A rank that this process left on a node that it could not reach is still its own.
+        let id = if let Some(id) = ID.get() {
+            id.clone()
+        } else {
+            let id = Token::generate().context("the system gave no random bytes")?;
+            ID.get_or_init(|| id).clone()
+        };
         Ok(Self { id, shown: Self::shown_here(), takes_over })
     }
 

@@ -304,6 +304,10 @@ fn tokens_that_are_wrong_used_or_late_join_nobody() {
     let error = add(&address, &mixed);
     assert!(error.contains("token is wrong") || error.contains("another node"), "{error}");
     scene.add(&a, "a");
+    let again = ["cluster", "add", &address, "--token", &token_of_a, "--name", "other"];
+    let error = fail(2, &[&again, &choice[..]].concat());
+    assert!(error.contains("in the cluster already, as a"), "{error}");
+    assert_eq!(scene.cluster(&["list"])["members"][0]["name"], "a");
     // Used up; and this cluster's own node may be named again, as another's may not.
     let foreign = Scene::new();
     let foreign_choice = foreign.choice();

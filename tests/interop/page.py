@@ -89,7 +89,8 @@ def answer(page):
 def fits(page, name):
     """Nothing is wider than the screen."""
     page.screenshot(path=screenshots / f"{name}.png")
-    assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), f"{name}: the page is wider than the screen"
+    wider = page.evaluate("[document.documentElement, ...document.querySelectorAll('main')].some((it) => it.scrollWidth > innerWidth)")
+    assert not wider, f"{name}: the page is wider than the screen"
 
 
 def is_set_up(page):
@@ -464,10 +465,10 @@ def survives_a_lost_rank(browser, set_):
         assert len(ranks) == 2, ranks
         os.kill(ranks[1], signal.SIGKILL)
         assert answer(page).get_attribute("aria-busy") == "true", "the answer had ended before the rank was killed"
-        expect(page.locator(".banner")).to_contain_text("rank", timeout=60000)
+        expect(page.locator(".banner")).to_contain_text(re.compile("rank|machine"), timeout=60000)
         told = answer(page).locator(".lost li")
-        expect(told.first).to_contain_text("rank 1 was lost", timeout=60000)
-        expect(told.last).to_contain_text("2 ranks serve again", timeout=60000)
+        expect(told).to_have_count(1, timeout=60000)
+        expect(told.last).to_contain_text("A machine was lost and is back", timeout=60000)
         settled(page)
         shown = answer(page).locator(".answer").text_content()
         assert "".join(shown.split()) == "".join(undisturbed.split()), (shown[-200:], undisturbed[-200:])
@@ -490,7 +491,7 @@ def plays(browser, folder, set_):
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(url)
         page.get_by_role("button", name="Playground").click()
-        page.get_by_role("button", name="Compare with another").click()
+        page.get_by_role("button", name="Compare models").click()
         expect(page.locator(".pane")).to_have_count(2)
         page.get_by_label("Prompt", exact=True).fill("John 11:35")
         page.locator(".ask").get_by_label("Temperature").fill("0")
@@ -534,7 +535,7 @@ def compares_settings(browser, url, model):
     form.get_by_label("Top-p").fill("0.9")
     form.get_by_label("Seed").fill("7")
     for _ in range(2):
-        page.get_by_role("button", name="Other settings").click()
+        page.get_by_role("button", name="Compare settings").click()
     panes = page.locator(".pane")
     expect(panes).to_have_count(3)
     for at, (label, value) in enumerate([("Temperature", "0"), ("Temperature", "1.5"), ("Seed", "8")]):
@@ -557,7 +558,7 @@ def compares_settings(browser, url, model):
         fits(page, f"settings-{name}")
     panes.nth(2).get_by_role("button", name="Close").click()
     expect(panes).to_have_count(2)
-    page.get_by_role("button", name="One alone").click()
+    page.get_by_role("button", name="Single answer").click()
     expect(panes).to_have_count(1)
     expect(panes.get_by_label("Temperature")).to_have_count(0)
     page.close()

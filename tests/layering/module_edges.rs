@@ -218,7 +218,15 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         ".",
         &[
-            &["args", "descriptors", "own_program", "progress", "sd_notify", "sleep_inhibitor"],
+            &[
+                "args",
+                "descriptors",
+                "leftovers",
+                "own_program",
+                "progress",
+                "sd_notify",
+                "sleep_inhibitor",
+            ],
             &["discovery", "failure", "kill_points"],
             &["cluster", "engines", "source"],
             &["commands"],

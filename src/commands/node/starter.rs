@@ -26,6 +26,7 @@ use crate::{
         },
         threads,
     },
+    leftovers,
 };
 
 /// How a node starts ranks.
@@ -173,9 +174,13 @@ impl RankStarter {
     }
 }
 
-/// Below the system's folder for temporary files; gone when it is dropped.
+/// What the names of ranks' folders begin with.
+const FOLDERS: &str = "shardpack-rank-";
+
+/// For a rank's documents; what ended nodes left is removed.
 fn new_folder() -> Result<TempDir, String> {
-    tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))
+    leftovers::sweep(&std::env::temp_dir(), FOLDERS);
+    leftovers::folder(FOLDERS).map_err(|error| format!("no temporary folder: {error}"))
 }
 
 /// The front's parameters for a rank.

@@ -31,7 +31,7 @@ use crate::{
             BEGIN, CONFIRM, INSTALL, PIECE, Platform, ProgramOffer, STATE, SignedOffer, digest_of,
         },
     },
-    own_program,
+    leftovers, own_program,
 };
 
 /// How long a program may take to say its version.
@@ -60,6 +60,9 @@ pub(super) struct OfNode {
     pub is_trial: bool,
     pub failed: Option<FailedUpgrade>,
 }
+
+/// What the names of programs that are not installed yet begin with.
+const PROGRAMS: &str = ".shardpack-";
 
 /// The program of a node.
 pub(super) struct Upgrades {
@@ -161,7 +164,10 @@ impl Upgrades {
             beside(),
             offer.size_bytes
         );
-        let file = tempfile::Builder::new().prefix(".shardpack-").tempfile_in(folder);
+        // A program that a killed node had received in part.
+        leftovers::sweep(folder, PROGRAMS);
+        let file =
+            tempfile::Builder::new().prefix(&leftovers::prefix(PROGRAMS)).tempfile_in(folder);
         let file = file.with_context(beside)?;
         let hasher = ChunkHasher::new();
         let incoming = Incoming { offer, program, file, received_bytes: 0, hasher };

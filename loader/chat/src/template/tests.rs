@@ -310,3 +310,73 @@ fn tools_are_in_the_system_message_where_the_template_knows_none() {
                </tool_call><user><tool_response>\nR\n</tool_response><assistant>";
     assert!(text.ends_with(end), "{text}");
 }
+
+/// A conversation with a call whose result is there, from JSON.
+fn called(content: &str, arguments: &str) -> Vec<Message> {
+    let texts = [
+        r#"{"role":"user","content":"hi"}"#.to_owned(),
+        format!(
+            r#"{{"role":"assistant","content":{content},"tool_calls":[{{"id":"c:0","function":{{"name":"f","arguments":{arguments}}}}}]}}"#
+        ),
+        r#"{"role":"tool","content":"r"}"#.to_owned(),
+    ];
+    let parse = |text: &String| Json::parse(text.as_bytes()).unwrap();
+    texts.iter().map(|text| Message::normalise(parse(text)).unwrap()).collect()
+}
+
+fn rendered(source: &str, messages: &[Message]) -> Rendered {
+    template(source).render(messages, &[], &Object::default()).unwrap()
+}
+
+/// A list that the template changes holds the ids of calls until their results come, as in Kimi K2's.
+#[test]
+fn templates_that_keep_calls_in_a_list_show_them_natively() {
+    let source = "{% set queue = namespace(ids=[]) %}{% for m in messages %}{% if m.role == 'tool' %}<r {{ queue.ids.pop(0) }} {{ m.name }}>{{ m.content }}{% elif m.tool_calls %}{% for c in m.tool_calls %}{% set _ = queue.ids.append(c.id) %}<call {{ c.id }}>{{ c.function.arguments | tojson }}{% endfor %}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let rendered = rendered(source, &called("null", r#""{\"a\": 1}""#));
+    assert_eq!(rendered.text, "<user>hi<call c:0>{\"a\": 1}<r c:0 f>r<assistant>");
+    assert_eq!(rendered.adjustments, Vec::<&str>::new());
+}
+
+#[test]
+fn past_calls_come_in_the_form_that_the_template_takes() {
+    let with = |call: &str| {
+        format!(
+            "{{% for m in messages %}}{{% if m.tool_calls %}}{{% for c in m.tool_calls %}}{call}{{% endfor %}}{{% else %}}[{{{{ m.content }}}}]{{% endif %}}{{% endfor %}}"
+        )
+    };
+    let check = |call: &str, content: &str, arguments: &str, expected: &str| {
+        let found = rendered(&with(call), &called(content, arguments));
+        assert_eq!(found.text, format!("[hi]{expected}[r]"), "{call}");
+        assert_eq!(found.adjustments, Vec::<&str>::new(), "{call}");
+    };
+    let sent = r#""{\"n\":1.50}""#;
+    let name = "{{ c.function.name }}";
+    let call = |arguments: &str| format!("{name} {{{{ {arguments} }}}}");
+    check(&call("c.function.arguments"), r#""""#, sent, r#"f {"n":1.50}"#);
+    check(&call("c.function.arguments | trim"), r#""""#, r#"{"n":[1]}"#, r#"f {"n": [1]}"#);
+    check(&call("c.function.arguments | tojson"), r#""""#, sent, r#"f {"n": 1.5}"#);
+    let only_null = format!(
+        "{{% if m.content is none %}}{}{{% endif %}}",
+        call("c.function.arguments | tojson")
+    );
+    for content in ["null", r#""""#] {
+        check(&only_null, content, sent, r#"f {"n": 1.5}"#);
+    }
+    // What Python has for null is nobody's text.
+    check(
+        &format!("{{{{ m.content }}}}{}", call("c.function.arguments | tojson")),
+        "null",
+        sent,
+        r#"f {"n": 1.5}"#,
+    );
+}
+
+#[test]
+fn an_effort_that_the_template_refuses_is_left_out() {
+    let source = "{% if reasoning_effort is defined and reasoning_effort != 'deep' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}";
+    let mut kwargs = Object::default();
+    kwargs.set("reasoning_effort", "medium".into());
+    let rendered = template(source).render(&[user("hi")], &[], &kwargs).unwrap();
+    assert_eq!((rendered.text.as_str(), rendered.adjustments), ("hi", vec!["no-reasoning-effort"]));
+    assert_eq!(adjustment("no-reasoning-effort"), Some("no-reasoning-effort"));
+}

@@ -46,7 +46,7 @@ function Turn({ chat, message, last, results }: { chat: Chat; message: Message; 
         <footer><Branches chat={chat} message={message} /><Copy text={() => message.content} /><Button icon="edit" label={t.edit} onClick={() => setDraft(message.content)} disabled={busy} /><Button icon="trash" label={t.remove} onClick={() => { prune(chat, message.id); keep(chat); }} disabled={busy} /></footer></article>;
     return <article class="turn assistant" aria-label={t.assistant} aria-busy={live}>
         {message.reasoning && <details class="thinking" open={live && !message.reasoningMs}><summary>{message.reasoningMs ? t.thought(seconds(message.reasoningMs)) : t.thinking}</summary><Markdown source={message.reasoning} live={live} /></details>}
-        {live && !message.content && !message.reasoning && !message.calls && <p class="wait">{state.stats?.state === "recovering" ? t.recovering : t.waiting}</p>}
+        {live && !message.content && !message.reasoning && !message.calls && <p class="wait">{state.stats?.state === "recovering" ? t.recovering : ["starting", "loading"].includes(state.stats?.state) ? t.loadingModel : t.waiting}</p>}
         <div class="answer"><Markdown source={message.content} live={live} /></div>
         {message.calls?.map((call) => <CallCard key={call.id} chat={chat} call={call} result={results.find((it) => it.callId === call.id)} ready={!live && !message.error && !busy} />)}
         {message.error && <p class="error" role="alert">{message.error}</p>}{message.note && <p class="note">{message.note}</p>}{message.lost && <ul class="lost" aria-label={t.lostDuring}>{message.lost.map((text) => <li>{text}</li>)}</ul>}
@@ -87,6 +87,6 @@ export function ChatView() {
     return <main class="chat"><div class="log" ref={log} tabIndex={0} role="log" aria-label={t.chats} aria-live="off" onScroll={() => { const it = log.current!; follows.current = it.scrollHeight - it.scrollTop - it.clientHeight < 80; }}>
         {shown.length > 0 && <h1 class="hidden">{chat.title}</h1>}{shown.length === 0 && <div class="empty"><h1>{t.empty}</h1><p>{t.emptyHint}</p></div>}
         {shown.map((it, at) => <Turn key={it.id} chat={chat} message={it} last={at === shown.length - 1} results={messages.slice(messages.indexOf(it))} />)}</div>
-        {offline ? <p class="banner bad" role="alert">{t.offline}</p> : stats?.state === "recovering" ? <p class="banner" role="status">{t.recovering} {stats.reason}</p> : lately ? <p class={"banner" + (lately.kind === "group_failed" ? " bad" : "")} role="status">{t.eventKinds[lately.kind]}: {lately.text}</p> : stats?.reason ? <p class="banner bad" role="status">{t.states[stats.state] ?? stats.state}: {stats.reason}</p> : !stored && <p class="banner" role="status">{t.storage}</p>}
+        {offline ? <p class="banner bad" role="alert">{t.offline}</p> : stats?.state === "recovering" ? <p class="banner" role="status">{t.recovering} {stats.reason}</p> : lately ? <p class={"banner" + (lately.isBad ? " bad" : "")} role="status">{lately.text}</p> : stats?.reason ? <p class="banner bad" role="status">{t.states[stats.state] ?? stats.state}: {stats.reason}</p> : !stored && <p class="banner" role="status">{t.storage}</p>}
         <Composer chat={chat} /></main>;
 }

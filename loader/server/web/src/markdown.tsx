@@ -17,6 +17,13 @@ md.validateLink = (link: string) => /^(https?:|mailto:|#)/i.test(link.trim());
 md.renderer.rules.image = (tokens: any[], index: number) => md.utils.escapeHtml(tokens[index].content);
 md.renderer.rules.table_open = () => '<div class="table"><table>';
 md.renderer.rules.table_close = () => "</table></div>";
+// The page's policy allows no styles within elements.
+md.core.ruler.push("alignment", ({ tokens }: any) => {
+    for (const token of tokens) {
+        const side = /^text-align:(\w+)$/.exec(token.attrGet?.("style") ?? "")?.[1];
+        if (side) { token.attrs = token.attrs.filter(([name]: string[]) => name !== "style"); token.attrJoin("class", "to-" + side); }
+    }
+});
 
 function formula(state: any, silent: boolean) {
     const rest: string = state.src.slice(state.pos, state.pos + 4000);

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { size } from "./parts";
 import { changed, fault, keep, manage, useStore } from "./state";
-import { t } from "./strings";
+import { grouped, t } from "./strings";
 
 const PRESETS: Record<keyof typeof t.presets, Record<string, number>> = { own: {}, precise: { temperature: 0.2, top_p: 0.9 }, balanced: { temperature: 0.7, top_p: 0.95 }, creative: { temperature: 1, top_p: 1, min_p: 0.05 } };
 const FIELDS = [["temperature", t.temperature, "temperature"], ["top_p", t.topP, "top_p"], ["top_k", t.topK, "top_k"], ["min_p", t.minP, "min_p"], ["max_tokens", t.maxTokens, ""], ["seed", t.seed, ""]] as const;
@@ -32,7 +32,7 @@ export function ModelsPanel() {
     return <section class="panel">{models.map((model) => {
         const busy = busyModels[model.id], memory = (model.memory ?? []).reduce((sum: number, it: any) => sum + it.total_bytes, 0);
         return <div class="card model"><label class="pick">{many && <input type="radio" name="model" checked={(chat.settings.model ?? models[0].id) === model.id} onChange={() => { chat.settings.model = model.id; changed(); }} />}<b>{model.id}</b><span class={"state " + model.state}>{model.state}</span></label>
-            <p class="hint">{model.max_model_len} {t.tokens} {t.context}{memory > 0 && ` · ${size(memory)} ${t.memory}`}{model.source?.bits ? ` · ${model.source.bits} bit` : ""}</p>
+            <p class="hint">{grouped(model.max_model_len)} {t.tokens} {t.context}{memory > 0 && ` · ${size(memory)} ${t.memory}`}{model.source?.bits ? ` · ${model.source.bits} bit` : ""}</p>
             {model.state_detail && <p class="hint">{model.state_detail}</p>}{model.swap && <p class="hint">{model.swap}</p>}{modelErrors[model.id] && <p class="error" role="alert">{modelErrors[model.id]}</p>}
             {"pinned" in model && stats?.may_manage !== false && (busy ? <p class="hint">{busy === "load" ? t.loading : t.unloading}</p> : model.state === "loaded" ? <button type="button" onClick={() => manage(model.id, "unload")}>{t.unload}</button> : ["unloaded", "failed"].includes(model.state) && <button type="button" onClick={() => manage(model.id, "load")}>{t.load}</button>)}</div>;
     })}</section>;

@@ -10,7 +10,7 @@ import { t } from "./strings";
 export type Happening = { number: number; time: string; kind: string; model: string | null; text: string; fields: any };
 export const state = {
     chats: [] as Chat[], chat: store.newChat(), stats: null as any, props: null as any, models: [] as any[], offline: false,
-    events: [] as Happening[], lastEvent: -1, news: null as { it: Happening; at: number } | null, needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
+    events: [] as Happening[], lastEvent: -1, news: null as { text: string; isBad: boolean; at: number } | null, needsKey: false, keyWrong: false, stored: true, busyModels: {} as Record<string, string>, modelErrors: {} as Record<string, string>,
 };
 const listeners = new Set<() => void>();
 let frame = 0;
@@ -91,13 +91,28 @@ async function follow(last: number | undefined) {
     state.events = [...state.events, ...told.events].slice(-EVENTS_MOST);
     if (isFirst) return;
     for (const it of told.events as Happening[]) {
-        if (!ABOUT_GROUPS.includes(it.kind)) continue;
-        state.news = { it, at: Date.now() };
-        for (const [message, model] of answering) if (model === undefined || model === it.model) (message.lost ??= []).push(it.text);
+        const text = ABOUT_GROUPS.includes(it.kind) && toReader(it);
+        if (!text) continue;
+        state.news = { text, isBad: it.kind === "group_failed", at: Date.now() };
+        for (const [message, model] of answering) {
+            if (model !== undefined && model !== it.model) continue;
+            // That a machine is back says that it was lost.
+            const before = (message.lost ?? []).filter((one) => one !== t.machineLost);
+            message.lost = [...before, text];
+        }
     }
 }
+/** What happened to a group, for the person who asks; nothing where a model was loaded as it should. */
+function toReader(it: Happening): string {
+    if (it.kind === "group_lost") return t.machineLost;
+    if (it.kind === "group_failed") return it.text;
+    const before = state.events.filter((one) => one.model === it.model && one.number < it.number && ABOUT_GROUPS.includes(one.kind));
+    const formed = before.findLastIndex((one) => one.kind === "group_formed"), lost = before.slice(formed + 1).find((one) => one.kind === "group_lost");
+    return lost ? t.machineBack(seconds(Date.parse(it.time) - Date.parse(lost.time))) : "";
+}
+const seconds = (ms: number) => (ms / 1000).toFixed(1) + " s";
 /** What happened to a group just now; nothing once that is some time ago. */
-export const news = () => state.news && Date.now() - state.news.at < NEWS_MS ? state.news.it : null;
+export const news = () => state.news && Date.now() - state.news.at < NEWS_MS ? state.news : null;
 /** The ranks of a model that are gone and not back yet. */
 export function lostRanks(model: string): Set<number> {
     const last = state.events.findLast((it) => it.model === model && ABOUT_GROUPS.includes(it.kind));
@@ -162,7 +177,20 @@ export function giveResult(chat: Chat, call: string, content: string) {
 }
 /** Answers that are being written, or were until a look ago, and the model that was asked. */
 const answering = new Map<Message, string | undefined>();
-const LOOK_MS = 2000;
+const LOOK_MS = 2000, AGAIN_MS = 500, LOADING_MOST_MS = 600_000;
+/** Asks for an answer; while the model is loading the question waits, until it is stopped. */
+async function askWhenLoaded(body: any, signal: AbortSignal): Promise<Response> {
+    for (const begun = performance.now(); ;) {
+        try { return await ask("v1/chat/completions", body, signal); } catch (error) {
+            if (!(error instanceof Refused) || error.status !== 503 || performance.now() - begun > LOADING_MOST_MS) throw error;
+            state.stats = await get("stats").catch(() => state.stats);
+            if (state.stats?.state !== "starting" && state.stats?.state !== "loading") throw error;
+            changed();
+            await new Promise((then) => setTimeout(then, AGAIN_MS));
+            signal.throwIfAborted();
+        }
+    }
+}
 async function answer(chat: Chat) {
     if (running.has(chat.id)) return;
     const body = request(chat), control = new AbortController(), begun = performance.now();
@@ -173,7 +201,7 @@ async function answer(chat: Chat) {
     const saving = setInterval(() => keep(chat), 2000);
     let thoughtSince = 0;
     try {
-        for await (const event of events(await ask("v1/chat/completions", body, control.signal))) {
+        for await (const event of events(await askWhenLoaded(body, control.signal))) {
             if (event.error) throw new Error(event.error.message);
             if (event.usage) message.usage = event.usage;
             const { delta, finish_reason } = event.choices?.[0] ?? {};
