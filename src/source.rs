@@ -59,10 +59,16 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
     Ok(opened)
 }
 
-/// What is pulled into the store for a model's name on the hub; none if it is no such name.
+/// What is pulled into the store for a model's name or address on the hub; none if it is neither.
 #[cfg(feature = "hub")]
-pub(crate) fn of_hub(given: &Path) -> Option<PullSource> {
-    hub::parse(given).map(hub::pull_source)
+pub(crate) fn of_hub(given: &Path) -> Result<Option<PullSource>, Failure> {
+    hub::parse(given)?.map(hub::pull_source).transpose()
+}
+
+/// Whether a text is a model's name or address on the hub.
+#[cfg(feature = "hub")]
+pub(crate) fn is_of_hub(given: &Path) -> Result<bool, Failure> {
+    Ok(hub::parse(given)?.is_some())
 }
 
 /// The commit of a revision of a repository on the hub.
@@ -79,13 +85,21 @@ pub(crate) fn newest_commit(_: &str, _: &str) -> Result<String, Failure> {
 
 /// Without the hub nothing is such a name.
 #[cfg(not(feature = "hub"))]
-pub(crate) const fn of_hub(_: &Path) -> Option<PullSource> {
-    None
+#[expect(clippy::unnecessary_wraps, reason = "as with the hub")]
+pub(crate) const fn of_hub(_: &Path) -> Result<Option<PullSource>, Failure> {
+    Ok(None)
+}
+
+/// Without the hub nothing is such a name.
+#[cfg(not(feature = "hub"))]
+#[expect(clippy::unnecessary_wraps, reason = "as with the hub")]
+pub(crate) const fn is_of_hub(_: &Path) -> Result<bool, Failure> {
+    Ok(false)
 }
 
 #[cfg(feature = "hub")]
 fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
-    match hub::parse(input.source) {
+    match hub::parse(input.source)? {
         Some(model) => hub::open(model, input, spool),
         None => open_folder(input),
     }

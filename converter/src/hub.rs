@@ -4,6 +4,7 @@
 //!
 //! Knows the cache's layout; not what weights mean.
 
+mod address;
 mod api;
 mod cache;
 mod error;
@@ -25,7 +26,8 @@ use std::{
     },
 };
 
-use api::Api;
+pub use address::ModelAddress;
+use api::{Api, Patience};
 use cache::Cache;
 pub use error::HubError;
 pub use listing::{ListingError, RepoFile, parse_tree};
@@ -38,6 +40,9 @@ use crate::checkpoint::{INDEX, Origin, Subfolder};
 
 /// Files that are downloaded at a time.
 const PARALLEL_FILES: usize = 4;
+/// Why the hub is not asked.
+const OFFLINE: &str = "HF_HUB_OFFLINE is set, so the hub is not asked";
+const AWAY: &str = "the hub cannot be reached";
 
 /// What is happening, for progress displays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +64,13 @@ pub enum HubEvent<'a> {
     Lost(u64),
     /// A request failed and is made again.
     Retrying(&'a str),
+    /// The hub cannot be reached: what the cache has of the model is used.
+    Away {
+        /// Why not.
+        problem: &'a str,
+        /// The commit in the cache.
+        commit: &'a str,
+    },
 }
 
 /// Called with every event, from any thread.
@@ -75,6 +87,8 @@ pub struct Snapshot {
     pub selection: Selection,
     /// The files that a conversion needs.
     pub(crate) files: Vec<RepoFile>,
+    /// Why the hub is not asked for them, if everything is to come from the cache.
+    only_cached: Option<&'static str>,
 }
 
 /// A connection to the hub and its cache on this machine.
@@ -99,49 +113,112 @@ impl Hub {
         if self.offline {
             return self.cached_commit(name);
         }
-        self.api.commit(name)
+        self.api.commit(name, Patience::Full)
     }
 
     fn cached_commit(&self, name: &ModelName) -> Result<String, HubError> {
-        self.cache.reference(name).ok_or_else(|| HubError::Offline {
-            name: name.to_string(),
-            cache: self.cache.folder(name),
+        if let Some(commit) = self.cache.reference(name) {
+            return Ok(commit);
+        }
+        let (cache, commits) = (self.cache.folder(name), self.cache.commits(name));
+        let (name, revision) = (name.to_string(), name.revision.clone());
+        Err(if commits.is_empty() {
+            HubError::Offline { name, cache }
+        } else {
+            HubError::NoReference { name, revision, cache, commits }
         })
     }
 
+    /// How long the hub is waited for.
+    fn patience(&self, name: &ModelName) -> Patience {
+        if self.cache.reference(name).is_some() { Patience::Short } else { Patience::Full }
+    }
+
+    /// Says that the cache is used, as the hub is away.
+    fn tell_away(&self, error: &HubError, commit: &str) {
+        let problem = error.to_string();
+        (self.observe)(&HubEvent::Away { problem: &problem, commit });
+    }
+
     /// Finds the commit of a model's revision and the files that a conversion needs: of the whole
-    /// repository, or of a part of it.
+    /// repository, or of a part of it. Where the hub is away and the cache has all of them, those of the
+    /// cache.
     pub fn find(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
         if self.offline {
-            return self.find_offline(name, selection);
+            return self.find_cached(name, selection, OFFLINE);
         }
-        let commit = self.api.commit(name)?;
-        let files = self.api.tree(name, &commit)?;
+        let error = match self.find_at_hub(name, selection) {
+            Err(error) if error.is_away() => error,
+            found => return found,
+        };
+        let Ok(snapshot) = self.find_cached(name, selection, AWAY) else { return Err(error) };
+        self.tell_away(&error, &snapshot.commit);
+        Ok(snapshot)
+    }
+
+    fn find_at_hub(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
+        let patience = self.patience(name);
+        let commit = self.api.commit(name, patience)?;
+        let files = self.api.tree(name, &commit, patience)?;
+        let mut selection = selection.clone();
+        if selection.subfolder.is_none() && selection.gguf.is_none() {
+            selection.gguf = select::only_gguf(&files);
+        }
         let index = Subfolder::path_of(selection.subfolder.as_ref(), INDEX);
         let index = files.iter().find(|file| file.path == index);
         let index = index.map(|index| self.small(name, &commit, index)).transpose()?;
-        let files = select::needed(&files, selection, index.as_deref())
+        let files = select::needed(&files, &selection, index.as_deref())
             .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?;
         self.cache.set_reference(name, &commit)?;
-        let (name, selection) = (name.clone(), selection.clone());
-        let snapshot = Snapshot { name, commit, selection, files };
+        let snapshot = Snapshot { name: name.clone(), commit, selection, files, only_cached: None };
+        self.tell_found(&snapshot);
+        Ok(snapshot)
+    }
+
+    fn tell_found(&self, snapshot: &Snapshot) {
         (self.observe)(&HubEvent::Found {
             commit: &snapshot.commit,
             files: snapshot.files.len(),
             bytes: snapshot.files.iter().map(|file| file.size).sum(),
         });
-        Ok(snapshot)
     }
 
-    /// The snapshot that an earlier run has left in the cache.
-    fn find_offline(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
+    /// The GGUF file of a repository whose name has the tag of a quantization, such as `Q4_K_M`.
+    pub fn tagged_gguf(&self, name: &ModelName, tag: &str) -> Result<String, HubError> {
+        let cached = || self.cache.files(name, &self.cached_commit(name)?, "");
+        let files = if self.offline {
+            cached()?
+        } else {
+            let patience = self.patience(name);
+            let commit = self.api.commit(name, patience);
+            match commit.and_then(|commit| self.api.tree(name, &commit, patience)) {
+                Err(error) if error.is_away() => cached().map_err(|_| error)?,
+                files => files?,
+            }
+        };
+        select::tagged_gguf(&files, tag)
+            .map_err(|problem| HubError::Repository { name: name.to_string(), problem })
+    }
+
+    /// The snapshot that an earlier run or another program has left in the cache, all of it.
+    fn find_cached(
+        &self,
+        name: &ModelName,
+        selection: &Selection,
+        why: &'static str,
+    ) -> Result<Snapshot, HubError> {
         let commit = self.cached_commit(name)?;
         let cached = |folder: &str| self.cache.files(name, &commit, folder);
-        let files = match selection {
+        let mut selection = selection.clone();
+        let folder = selection.subfolder.as_ref().map_or("", Subfolder::as_str);
+        if folder.is_empty() && selection.gguf.is_none() {
+            selection.gguf = select::only_gguf(&cached("")?);
+        }
+        let wrong = |problem| HubError::Repository { name: name.to_string(), problem };
+        let files = match &selection {
             Selection { gguf: Some(path), .. } => {
                 let files = cached(path.rsplit_once('/').map_or("", |(folder, _)| folder))?;
-                select::needed(&files, selection, None)
-                    .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?
+                select::needed(&files, &selection, None).map_err(wrong)?
             }
             Selection { subfolder: Some(part), .. } => {
                 let whole = cached("").unwrap_or_default();
@@ -149,9 +226,17 @@ impl Hub {
             }
             _ => cached("")?,
         };
-        let bytes = files.iter().map(|file| file.size).sum();
-        (self.observe)(&HubEvent::Found { commit: &commit, files: files.len(), bytes });
-        Ok(Snapshot { name: name.clone(), commit, selection: selection.clone(), files })
+        if selection.gguf.is_none() {
+            let index = self.cache.snapshot(name, &commit).join(folder).join(INDEX);
+            // What programs have fetched in part is not the model.
+            if let Some(file) = select::missing_weights(&files, fs::read(index).ok().as_deref()) {
+                return Err(HubError::NotInCache { file, name: name.to_string(), why });
+            }
+        }
+        let only_cached = Some(why);
+        let snapshot = Snapshot { name: name.clone(), commit, selection, files, only_cached };
+        self.tell_found(&snapshot);
+        Ok(snapshot)
     }
 
     /// Brings every file into the cache and returns the folder in which they stand under their
@@ -206,42 +291,77 @@ impl Hub {
     /// Brings one file into the cache, unless it is there and is what it should be.
     fn fetch_file(&self, snapshot: &Snapshot, file: &RepoFile) -> Result<(), HubError> {
         (self.observe)(&HubEvent::FileStarted(&file.path));
-        let checksum = file.checksum();
-        let _lock = self.cache.lock(&snapshot.name, &checksum)?;
-        let blob = self.cache.blob(&snapshot.name, &checksum);
-        if self.cache.is_verified(&snapshot.name, &checksum, file.size) {
-            (self.observe)(&HubEvent::Arrived(file.size));
-        } else if blob.is_file() && is_intact(&blob, &checksum, file.size)? {
+        let arrived = || (self.observe)(&HubEvent::Arrived(file.size));
+        let (name, commit) = (&snapshot.name, &snapshot.commit);
+        let Some(checksum) = file.checksum() else {
+            // Another program has left it there, and nothing says what it should be.
+            arrived();
+            return Ok(());
+        };
+        let _lock = self.cache.lock(name, &checksum)?;
+        let blob = self.cache.blob(name, &checksum);
+        let is_right = |path: &Path| -> Result<bool, HubError> {
+            if self.cache.is_verified(name, path, &checksum, file.size) {
+                return Ok(true);
+            }
             // Somebody else's download that was never checked.
-            (self.observe)(&HubEvent::Arrived(file.size));
-            self.cache.set_verified(&snapshot.name, &checksum)?;
-        } else if self.offline {
-            return Err(HubError::NotInCache {
-                file: file.path.clone(),
-                name: snapshot.name.to_string(),
-            });
+            let right = path.is_file() && is_intact(path, &checksum, file.size)?;
+            if right {
+                self.cache.set_verified(name, path, &checksum)?;
+            }
+            Ok(right)
+        };
+        if is_right(&blob)? {
+            arrived();
+        } else if let Some(placed) = self.cache.placed(name, commit, file)
+            && is_right(&placed)?
+        {
+            arrived();
+            return Ok(());
+        } else if let Some(why) = snapshot.only_cached {
+            let (file, name) = (file.path.clone(), name.to_string());
+            return Err(HubError::NotInCache { file, name, why });
         } else {
-            let url = self.api.file_url(&snapshot.name, &snapshot.commit, &file.path);
-            let part = self.cache.part(&snapshot.name, &checksum);
-            let expected = Expected { name: &file.path, size: file.size, checksum: &checksum };
-            let observe = |event: &DownloadEvent| {
-                (self.observe)(&match *event {
-                    DownloadEvent::Arrived(bytes) => HubEvent::Arrived(bytes),
-                    DownloadEvent::Lost(bytes) => HubEvent::Lost(bytes),
-                    DownloadEvent::Retrying(problem) => HubEvent::Retrying(problem),
-                });
-            };
-            download(&self.api.client, &url, &expected, &part, &observe)?;
-            fs::rename(&part, &blob).map_err(|source| HubError::Write { path: blob, source })?;
-            self.cache.set_verified(&snapshot.name, &checksum)?;
+            self.download(snapshot, file, &checksum).map_err(|error| match error {
+                HubError::Write { source, .. } if cache::is_read_only(&source) => {
+                    let (file, name) = (file.path.clone(), name.to_string());
+                    HubError::ReadOnly { file, name, source }
+                }
+                error => error,
+            })?;
         }
-        self.cache.link(&snapshot.name, &snapshot.commit, &file.path, &checksum)
+        self.cache.link(name, commit, &file.path, &checksum)
+    }
+
+    /// Downloads a file's blob.
+    fn download(
+        &self,
+        snapshot: &Snapshot,
+        file: &RepoFile,
+        checksum: &Checksum,
+    ) -> Result<(), HubError> {
+        let blob = self.cache.blob(&snapshot.name, checksum);
+        let url = self.api.file_url(&snapshot.name, &snapshot.commit, &file.path);
+        let part = self.cache.part(&snapshot.name, checksum);
+        let expected = Expected { name: &file.path, size: file.size, checksum };
+        let observe = |event: &DownloadEvent| {
+            (self.observe)(&match *event {
+                DownloadEvent::Arrived(bytes) => HubEvent::Arrived(bytes),
+                DownloadEvent::Lost(bytes) => HubEvent::Lost(bytes),
+                DownloadEvent::Retrying(problem) => HubEvent::Retrying(problem),
+            });
+        };
+        download(&self.api.client, &url, &expected, &part, &observe)?;
+        fs::rename(&part, &blob)
+            .map_err(|source| HubError::Write { path: blob.clone(), source })?;
+        self.cache.set_verified(&snapshot.name, &blob, checksum)
     }
 
     /// A small file, in memory; it is in the cache afterwards.
     fn small(&self, name: &ModelName, commit: &str, file: &RepoFile) -> Result<Vec<u8>, HubError> {
         let (name, commit) = (name.clone(), commit.to_owned());
-        let snapshot = Snapshot { name, commit, selection: Selection::WHOLE, files: vec![] };
+        let (selection, files) = (Selection::WHOLE, Vec::new());
+        let snapshot = Snapshot { name, commit, selection, files, only_cached: None };
         self.fetch_file(&snapshot, file)?;
         let path = self.cache.snapshot(&snapshot.name, &snapshot.commit).join(&file.path);
         fs::read(&path).map_err(|source| HubError::Write { path, source })
@@ -255,6 +375,12 @@ fn is_intact(blob: &Path, checksum: &Checksum, size: u64) -> Result<bool, HubErr
 }
 
 impl Snapshot {
+    /// Whether everything comes from the cache.
+    #[must_use]
+    pub const fn is_cached(&self) -> bool {
+        self.only_cached.is_some()
+    }
+
     /// Whether its weights can be read by ranges: in files that begin with their headers.
     #[must_use]
     pub fn is_readable_from_afar(&self) -> bool {

@@ -20,7 +20,7 @@ use ureq::{
 };
 
 use crate::{
-    Cleartext, Failed, HttpError, HttpOptions,
+    Cleartext, Failed, HttpError, HttpOptions, Retries,
     address::{bypasses, is_loopback, join, origin, parse, without_password},
 };
 
@@ -227,6 +227,12 @@ impl Client {
         self.own.is_some() && self.own == origin(url)
     }
 
+    /// How requests are repeated.
+    #[must_use]
+    pub const fn retries(&self) -> Retries {
+        self.options.retries
+    }
+
     /// Sends a request once, following redirects; any status is an answer.
     pub fn send(&self, request: &Request) -> Result<Answer, Failed> {
         let mut url = request.url.to_owned();
@@ -313,7 +319,17 @@ impl Client {
         observe: &dyn Fn(&str),
         request: &mut dyn FnMut(&mut u32) -> Result<T, Failed>,
     ) -> Result<T, HttpError> {
-        let retries = self.options.retries;
+        self.retry_by(self.options.retries, url, observe, request)
+    }
+
+    /// The same by other rules than the client's own.
+    pub fn retry_by<T>(
+        &self,
+        retries: Retries,
+        url: &str,
+        observe: &dyn Fn(&str),
+        request: &mut dyn FnMut(&mut u32) -> Result<T, Failed>,
+    ) -> Result<T, HttpError> {
         let url = || without_password(url);
         let (mut failures, mut attempts) = (0, 0);
         loop {

@@ -61,7 +61,7 @@ pub(super) fn set_of(
     let source = if given.exists() {
         PullSource::Local(given.to_owned())
     } else {
-        source::of_hub(given).ok_or_else(|| {
+        source::of_hub(given)?.ok_or_else(|| {
             let given = given.display();
             Failure::from(anyhow!("{given}: no such set, model or file")).hint(HINT)
         })?
@@ -78,7 +78,7 @@ pub(super) fn model(given: &Path) -> Result<PathBuf, Failure> {
     let is_file = given.is_file() && (ends("gguf") || ends("safetensors"));
     let is_model = is_file || given.join("config.json").is_file();
     let is_name = !given.exists()
-        && (source::of_hub(given).is_some()
+        && (source::is_of_hub(given)?
             || matches!(given.to_str(), Some(name) if store()?.find(name).map_err(failure)?.is_some()));
     if is_model || is_name { Ok(set_of(given, None, 1)?.0) } else { Ok(given.to_owned()) }
 }
@@ -93,7 +93,7 @@ pub(super) fn packed(given: &Path) -> Result<PathBuf, Failure> {
     if let Some(stored) = store.find(name).map_err(failure)? {
         return Ok(stored.folder);
     }
-    let Some(source) = source::of_hub(given) else { return Ok(given.to_owned()) };
+    let Some(source) = source::of_hub(given)? else { return Ok(given.to_owned()) };
     let cancel = Cancel::default();
     let request = PullRequest { source, bits: None, nodes: 1, served_as: None, cancel };
     if let Some(stored) = store.pulled(&request).map_err(failure)? {

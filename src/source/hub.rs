@@ -8,7 +8,10 @@ use std::{
 
 use shardpack_converter::{
     Source, Subfolder,
-    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection, Visibility},
+    hub::{
+        Hub, HubError, HubEvent, HubObserver, HubOptions, ModelAddress, ModelName, Selection,
+        Visibility,
+    },
     store::PullSource,
 };
 
@@ -26,28 +29,40 @@ pub(crate) struct HubModel {
     name: ModelName,
     /// The GGUF file, if one was named.
     gguf: Option<String>,
+    /// The folder, if an address names one.
+    subfolder: Option<Subfolder>,
+    /// The tag of a quantization, if one was named.
+    tag: Option<String>,
 }
 
-/// Parses the name of a model on the hub; `None` if the text is a local path.
-pub(crate) fn parse(source: &Path) -> Option<HubModel> {
-    let text = source.to_str()?;
+/// Parses the name of a model on the hub, or the address of one of its pages; `None` if the text is a
+/// local path.
+pub(crate) fn parse(source: &Path) -> Result<Option<HubModel>, Failure> {
+    let Some(text) = source.to_str() else { return Ok(None) };
     if source.exists() || text.starts_with(['.', '/', '~']) {
-        return None;
+        return Ok(None);
     }
+    let address = ModelAddress::parse(text, &options().endpoint);
+    let address = address.map_err(|problem| anyhow::anyhow!(problem))?;
+    if let Some(ModelAddress { name, subfolder, gguf, tag }) = address {
+        return Ok(Some(HubModel { name, gguf, subfolder, tag }));
+    }
+    let model = |name, gguf| HubModel { name, gguf, subfolder: None, tag: None };
     // Before anything else: what follows a revision could be part of a branch's name.
     let file = text.match_indices('/').nth(1).filter(|_| text.ends_with(GGUF));
     let Some((file, _)) = file else {
-        return Some(HubModel { name: text.parse().ok()?, gguf: None });
+        return Ok(text.parse().ok().map(|name| model(name, None)));
     };
-    let (name, file) = (text[..file].parse().ok()?, &text[file + 1..]);
+    let (name, file) = (text[..file].parse().ok(), &text[file + 1..]);
     // The rules of a path below a repository are those of a folder below one.
-    file.parse::<Subfolder>().is_ok().then(|| HubModel { name, gguf: Some(file.to_owned()) })
+    let is_path = file.parse::<Subfolder>().is_ok();
+    Ok(name.filter(|_| is_path).map(|name| model(name, Some(file.to_owned()))))
 }
 
 /// Opens a model of the hub. With [`Keep::Nothing`], `spool` is the folder for files that are
 /// needed.
 pub(crate) fn open(
-    HubModel { name, gguf }: HubModel,
+    HubModel { name, mut gguf, subfolder, tag }: HubModel,
     input: &Input,
     spool: &Path,
 ) -> Result<Source, Failure> {
@@ -58,16 +73,21 @@ pub(crate) fn open(
         .into());
     }
     let mut keep = input.keep;
-    let selection = Selection { subfolder: input.subfolder.cloned(), gguf, pickles: input.pickles };
     let shown = Arc::new(Shown::new(keep));
     let told = Arc::clone(&shown);
     let observe: HubObserver = Arc::new(move |event: &HubEvent| told.show(event));
     let hub = Arc::new(Hub::new(options(), observe)?);
     let wrong =
         |error: HubError| if error.is_wrong() { Failure::wrong(error) } else { error.into() };
+    if let Some(tag) = tag {
+        gguf = Some(hub.tagged_gguf(&name, &tag).map_err(wrong)?);
+    }
+    let subfolder = input.subfolder.cloned().or(subfolder);
+    let selection = Selection { subfolder, gguf, pickles: input.pickles };
     let snapshot = hub.find(&name, &selection).map_err(wrong)?;
-    if !snapshot.is_readable_from_afar() {
-        if keep == Keep::Nothing {
+    // What is in the cache is not read from the hub.
+    if snapshot.is_cached() || !snapshot.is_readable_from_afar() {
+        if keep == Keep::Nothing && !snapshot.is_cached() {
             return Err(anyhow::anyhow!(
                 "--no-keep-source supports .safetensors only; without it the files of {name} are kept in the cache"
             )
@@ -92,14 +112,24 @@ pub(crate) fn open(
 }
 
 /// What is pulled into the store for a model of the hub.
-pub(crate) fn pull_source(HubModel { name, gguf }: HubModel) -> PullSource {
-    PullSource::Hub { name, gguf, options: Box::new(options()) }
+pub(crate) fn pull_source(model: HubModel) -> Result<PullSource, Failure> {
+    let HubModel { name, mut gguf, subfolder, tag } = model;
+    if let Some(folder) = subfolder {
+        return Err(
+            anyhow::anyhow!("{name}: only a whole repository is pulled, not {folder}/").into()
+        );
+    }
+    if let Some(tag) = tag {
+        let hub = Hub::new(options(), Arc::new(|_: &HubEvent| ()))?;
+        gguf = Some(hub.tagged_gguf(&name, &tag)?);
+    }
+    Ok(PullSource::Hub { name, gguf, options: Box::new(options()) })
 }
 
 /// Brings a package set of the hub into the cache, or one rank's package with the set's documents;
 /// `None` if what is named is none.
 pub(crate) fn fetch_set(repository: &str, rank: Option<u32>) -> Result<Option<PathBuf>, Failure> {
-    let name: ModelName = repository.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let name = repository_name(repository)?;
     let shown = Arc::new(Shown::default());
     let told = Arc::clone(&shown);
     let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
@@ -108,6 +138,15 @@ pub(crate) fn fetch_set(repository: &str, rank: Option<u32>) -> Result<Option<Pa
         .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;
     shown.finish();
     Ok(folder)
+}
+
+/// The repository that a name or an address means.
+fn repository_name(text: &str) -> Result<ModelName, Failure> {
+    let address = ModelAddress::parse(text, &options().endpoint);
+    match address.map_err(|problem| anyhow::anyhow!(problem))? {
+        Some(ModelAddress { name, subfolder: None, gguf: None, tag: None }) => Ok(name),
+        _ => Ok(text.parse().map_err(|problem: String| anyhow::anyhow!(problem))?),
+    }
 }
 
 /// The commit of a repository's revision.
@@ -124,7 +163,7 @@ pub(crate) fn upload(
     set: &Path,
     visibility: Visibility,
 ) -> Result<String, Failure> {
-    let name: ModelName = repository.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let name = repository_name(repository)?;
     let told = Shown::new(Keep::Headers);
     let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
     Ok(hub.upload(&name, set, visibility)?)
@@ -188,6 +227,9 @@ impl Shown {
                 }
             }
             HubEvent::Retrying(problem) => say(&format!("note: {problem}")),
+            HubEvent::Away { problem, commit } => say(&format!(
+                "note: the hub cannot be reached ({problem}); commit {commit} is used from the cache"
+            )),
         }
     }
 }

@@ -19,6 +19,18 @@ pub(super) const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Pages of one list of files.
 const MAX_PAGES: usize = 200;
 
+/// How long a request about a model is worth waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// There is no other way to the model.
+    Full,
+    /// The cache has the model, too.
+    Short,
+}
+
+/// Deadline of an answer that the cache can do without.
+const SHORT: Duration = Duration::from_secs(5);
+
 /// The hub at one address.
 pub(super) struct Api {
     pub(super) client: Client,
@@ -60,14 +72,14 @@ impl Api {
     }
 
     /// The commit of a model's revision.
-    pub(super) fn commit(&self, name: &ModelName) -> Result<String, HubError> {
+    pub(super) fn commit(&self, name: &ModelName, patience: Patience) -> Result<String, HubError> {
         #[derive(Deserialize)]
         struct Info {
             #[serde(default)]
             sha: String,
         }
         let url = self.model_url(name, &format!("revision/{}", one_segment(&name.revision)));
-        let (text, _) = self.get(&url, name)?;
+        let (text, _) = self.get(&url, name, patience)?;
         let info: Info = parse(&url, &text)?;
         if listing::is_commit(&info.sha) {
             return Ok(info.sha);
@@ -77,11 +89,16 @@ impl Api {
     }
 
     /// Every file of a model at a commit.
-    pub(super) fn tree(&self, name: &ModelName, commit: &str) -> Result<Vec<RepoFile>, HubError> {
+    pub(super) fn tree(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        patience: Patience,
+    ) -> Result<Vec<RepoFile>, HubError> {
         let mut url = self.model_url(name, &format!("tree/{commit}?recursive=true"));
         let mut files = Vec::new();
         for _ in 0..MAX_PAGES {
-            let (text, next) = self.get(&url, name)?;
+            let (text, next) = self.get(&url, name, patience)?;
             let page = listing::parse_tree(&text)
                 .map_err(|source| HubError::Listing { url: url.clone(), source })?;
             files.extend(page);
@@ -99,9 +116,20 @@ impl Api {
     }
 
     /// A whole answer, and the URL of its next page.
-    fn get(&self, url: &str, name: &ModelName) -> Result<(Vec<u8>, Option<String>), HubError> {
-        let request = Request { deadline: Some(WHOLE), ..Request::get(url) };
-        self.retry(url, name, &mut || {
+    fn get(
+        &self,
+        url: &str,
+        name: &ModelName,
+        patience: Patience,
+    ) -> Result<(Vec<u8>, Option<String>), HubError> {
+        let (deadline, retries) = match patience {
+            Patience::Full => (WHOLE, self.client.retries()),
+            Patience::Short => {
+                (SHORT, Retries { attempts: 2, max_retry_after: SHORT, ..self.client.retries() })
+            }
+        };
+        let request = Request { deadline: Some(deadline), ..Request::get(url) };
+        self.retry_by(retries, url, name, &mut || {
             let mut answer = self.client.send(&request)?;
             if answer.status() != 200 {
                 return Err(answer.refusal());
@@ -118,7 +146,18 @@ impl Api {
         name: &ModelName,
         request: &mut dyn FnMut() -> Result<T, Failed>,
     ) -> Result<T, HubError> {
-        let result = self.client.retry(url, &|problem| self.retrying(problem), &mut |_| request());
+        self.retry_by(self.client.retries(), url, name, request)
+    }
+
+    fn retry_by<T>(
+        &self,
+        retries: Retries,
+        url: &str,
+        name: &ModelName,
+        request: &mut dyn FnMut() -> Result<T, Failed>,
+    ) -> Result<T, HubError> {
+        let observe = |problem: &str| self.retrying(problem);
+        let result = self.client.retry_by(retries, url, &observe, &mut |_| request());
         result.map_err(|error| self.refused(error, name))
     }
 

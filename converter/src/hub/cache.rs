@@ -29,9 +29,9 @@ pub(super) struct Cache {
     root: PathBuf,
 }
 
-/// A lock on one blob; given back when dropped.
+/// A lock on one blob; given back when dropped. None in a cache that cannot be written.
 pub(super) struct Lock {
-    _file: File,
+    _file: Option<File>,
 }
 
 impl Cache {
@@ -59,15 +59,30 @@ impl Cache {
         Layout::new(self.root.clone()).repo(name.hub_repo()).pointer_path(commit)
     }
 
-    /// The commit that a revision was when it was last asked for.
+    /// The commit that a revision was when it was last asked for. Where programs have left no reference,
+    /// the default revision is the only commit that there is.
     pub(super) fn reference(&self, name: &ModelName) -> Option<String> {
         if listing::is_commit(&name.revision) {
             return Some(name.revision.clone());
         }
         let path = self.folder(name).join("refs").join(&name.revision);
-        let commit = fs::read_to_string(path).ok()?;
-        let commit = commit.trim();
-        listing::is_commit(commit).then(|| commit.to_owned())
+        if let Ok(commit) = fs::read_to_string(path) {
+            let commit = commit.trim();
+            return listing::is_commit(commit).then(|| commit.to_owned());
+        }
+        match &self.commits(name)[..] {
+            [only] if name.revision == ModelName::MAIN => Some(only.clone()),
+            _ => None,
+        }
+    }
+
+    /// The commits of which there are files.
+    pub(super) fn commits(&self, name: &ModelName) -> Vec<String> {
+        let entries = fs::read_dir(self.folder(name).join("snapshots")).into_iter().flatten();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut commits: Vec<String> = names.filter(|name| listing::is_commit(name)).collect();
+        commits.sort_unstable();
+        commits
     }
 
     /// Notes which commit a revision is.
@@ -75,7 +90,8 @@ impl Cache {
         if name.revision == commit {
             return Ok(());
         }
-        write(&self.folder(name).join("refs").join(&name.revision), commit.as_bytes())
+        let path = self.folder(name).join("refs").join(&name.revision);
+        unless_read_only(write(&path, commit.as_bytes()))
     }
 
     /// The files of a commit's folder that are in the cache, by what their blobs are called.
@@ -98,23 +114,43 @@ impl Cache {
         if files.is_empty() { Err(offline()) } else { Ok(files) }
     }
 
-    /// Whether the blob was hashed before and has not been touched since.
-    pub(super) fn is_verified(&self, name: &ModelName, checksum: &Checksum, size: u64) -> bool {
-        let stamp = stamp(&self.blob(name, checksum));
+    /// The path of a snapshot's file, if it is a file of this size itself and no link to a blob: file
+    /// systems without links have no other.
+    pub(super) fn placed(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        file: &RepoFile,
+    ) -> Option<PathBuf> {
+        let path = self.snapshot(name, commit).join(&file.path);
+        let metadata = fs::symlink_metadata(&path).ok()?;
+        (metadata.is_file() && metadata.len() == file.size).then_some(path)
+    }
+
+    /// Whether the file with these bytes was hashed before and has not been touched since.
+    pub(super) fn is_verified(
+        &self,
+        name: &ModelName,
+        file: &Path,
+        checksum: &Checksum,
+        size: u64,
+    ) -> bool {
+        let stamp = stamp(file);
         stamp.is_some_and(|(found, text)| {
             found == size
                 && fs::read_to_string(self.mark(name, checksum)).is_ok_and(|mark| mark == text)
         })
     }
 
-    /// Notes that the blob was hashed.
+    /// Notes that the file with these bytes was hashed.
     pub(super) fn set_verified(
         &self,
         name: &ModelName,
+        file: &Path,
         checksum: &Checksum,
     ) -> Result<(), HubError> {
-        match stamp(&self.blob(name, checksum)) {
-            Some((_, text)) => write(&self.mark(name, checksum), text.as_bytes()),
+        match stamp(file) {
+            Some((_, text)) => unless_read_only(write(&self.mark(name, checksum), text.as_bytes())),
             None => Ok(()),
         }
     }
@@ -135,11 +171,11 @@ impl Cache {
         let blob = self.blob(name, checksum);
         let levels = "../".repeat(2 + path.matches('/').count());
         let target = PathBuf::from(format!("{levels}blobs/{}", checksum.text()));
-        let parent = link.parent().expect("a file of a snapshot is in a folder");
-        fs::create_dir_all(parent).map_err(|source| failed(parent, source))?;
         if fs::read_link(&link).is_ok_and(|found| found == target) {
             return Ok(());
         }
+        let parent = link.parent().expect("a file of a snapshot is in a folder");
+        fs::create_dir_all(parent).map_err(|source| failed(parent, source))?;
         match fs::remove_file(&link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(failed(&link, error));
@@ -164,15 +200,21 @@ impl Cache {
         let folder = self.root.join(".locks").join(name.folder());
         let path = folder.join(format!("{}.lock", checksum.text()));
         for folder in [&folder, &self.folder(name).join("blobs")] {
-            fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
+            match fs::create_dir_all(folder) {
+                // Nobody else writes there either.
+                Err(error) if is_read_only(&error) => return Ok(Lock { _file: None }),
+                made => made.map_err(|source| failed(folder, source))?,
+            }
         }
-        let file = File::options().create(true).append(true).open(&path);
-        let file = file.map_err(|source| failed(&path, source))?;
+        let file = match File::options().create(true).append(true).open(&path) {
+            Err(error) if is_read_only(&error) => return Ok(Lock { _file: None }),
+            file => file.map_err(|source| failed(&path, source))?,
+        };
         for _ in 0..LOCK_STEPS {
             match file.try_lock() {
                 Err(fs::TryLockError::WouldBlock) => thread::sleep(LOCK_STEP),
                 // Or a file system without locks: the last rename wins, with the same bytes.
-                Ok(()) | Err(fs::TryLockError::Error(_)) => return Ok(Lock { _file: file }),
+                Ok(()) | Err(fs::TryLockError::Error(_)) => return Ok(Lock { _file: Some(file) }),
             }
         }
         let seconds = LOCK_STEPS * LOCK_STEP.as_millis() as u64 / 1000;
@@ -216,18 +258,16 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
-/// A file of a snapshot's folder, as its link tells it.
+/// A file of a snapshot's folder. Its link tells its checksum; other programs leave files there, or links to
+/// where it is not in the name.
 fn file_of(path: &Path, folder: &str) -> Option<RepoFile> {
-    let name = format!("{folder}{}", path.file_name()?.to_str()?);
-    let target = fs::read_link(path).ok()?;
-    let checksum = shardpack_formats::hex::decode(target.file_name()?.to_str()?)?;
-    let size = fs::metadata(path).ok()?.len();
-    let file = |oid, sha256| RepoFile { path: name, size, oid, sha256 };
-    match checksum.len() {
-        20 => Some(file(checksum.try_into().ok()?, None)),
-        32 => Some(file([0; 20], Some(checksum.try_into().ok()?))),
-        _ => None,
-    }
+    let path_in_repo = format!("{folder}{}", path.file_name()?.to_str()?);
+    let metadata = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    let linked = fs::read_link(path).ok();
+    let linked = linked.as_deref().and_then(|target| target.file_name()?.to_str());
+    let checksum = linked.and_then(shardpack_formats::hex::decode).unwrap_or_default();
+    let (oid, sha256) = (checksum.as_slice().try_into().ok(), checksum.as_slice().try_into().ok());
+    Some(RepoFile { path: path_in_repo, size: metadata.len(), oid, sha256 })
 }
 
 /// Size of a file, and what changes when it is written to.
@@ -247,6 +287,19 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&temporary, path));
     written.map_err(|source| failed(path, source))
+}
+
+/// Whether nothing can be written there, whatever is tried.
+pub(super) fn is_read_only(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// What a cache notes for later may be missing from one that cannot be written.
+fn unless_read_only(written: Result<(), HubError>) -> Result<(), HubError> {
+    match written {
+        Err(HubError::Write { source, .. }) if is_read_only(&source) => Ok(()),
+        written => written,
+    }
 }
 
 fn failed(path: &Path, source: io::Error) -> HubError {

@@ -79,15 +79,42 @@ pub enum HubError {
         /// Its folder in the cache.
         cache: PathBuf,
     },
-    /// `HF_HUB_OFFLINE` is set and a file is missing or damaged.
-    #[error(
-        "{file} of {name} is missing from the cache or damaged, and HF_HUB_OFFLINE is set, so the hub is not asked"
-    )]
+    /// A file is missing from the cache or damaged, and the hub is not asked.
+    #[error("{file} of {name} is missing from the cache or damaged, and {why}")]
     NotInCache {
         /// The file.
         file: String,
         /// The model.
         name: String,
+        /// Why the hub is not asked.
+        why: &'static str,
+    },
+    /// The cache has several commits and no reference that says which of them is meant.
+    #[error(
+        "{name}: {} has no reference for the revision {revision:?}, only the commits {}; name one, as {name}@{}",
+        .cache.display(), .commits.join(", "), .commits[0]
+    )]
+    NoReference {
+        /// The model.
+        name: String,
+        /// The revision.
+        revision: String,
+        /// Its folder in the cache.
+        cache: PathBuf,
+        /// The commits: at least one.
+        commits: Vec<String>,
+    },
+    /// A file has to be downloaded into a cache that cannot be written.
+    #[error(
+        "{file} of {name} is not in the cache, which cannot be written; set HF_HUB_CACHE to a folder that can be"
+    )]
+    ReadOnly {
+        /// The file.
+        file: String,
+        /// The model.
+        name: String,
+        /// Why it cannot be written.
+        source: io::Error,
     },
     /// Another process has been downloading the same file for too long.
     #[error("{}: another process has held this lock for {seconds} s", .path.display())]
@@ -112,6 +139,15 @@ impl HubError {
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
         matches!(self, Self::Repository { .. } | Self::Http(HttpError::Content { .. }))
+    }
+
+    /// Whether the hub is away: not reached, or in no state to answer. What it refuses it has answered.
+    pub(super) const fn is_away(&self) -> bool {
+        match self {
+            Self::Http(HttpError::Network { .. } | HttpError::Busy { .. }) => true,
+            Self::Http(HttpError::Status { status, .. }) => *status >= 500,
+            _ => false,
+        }
     }
 
     /// Whether another thread has asked to stop.

@@ -30,8 +30,9 @@ pub struct RepoFile {
     pub path: String,
     /// Bytes.
     pub size: u64,
-    /// Git's object id: the SHA-1 of the bytes behind git's header, unless `sha256` is stated.
-    pub oid: [u8; 20],
+    /// Git's object id: the SHA-1 of the bytes behind git's header, unless `sha256` is stated. Absent where
+    /// another program has left the file in the cache under its name alone.
+    pub oid: Option<[u8; 20]>,
     /// SHA-256 of the bytes of a large file.
     pub sha256: Option<[u8; 32]>,
 }
@@ -42,9 +43,9 @@ impl RepoFile {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
-    /// What the hub states of its bytes.
-    pub(super) fn checksum(&self) -> Checksum {
-        self.sha256.map_or(Checksum::Git(self.oid), Checksum::Sha256)
+    /// What the hub states of its bytes, where that is known.
+    pub(super) fn checksum(&self) -> Option<Checksum> {
+        self.sha256.map(Checksum::Sha256).or(self.oid.map(Checksum::Git))
     }
 
     /// Whether it is a weight file.
@@ -100,7 +101,7 @@ pub fn parse_tree(text: &[u8]) -> Result<Vec<RepoFile>, ListingError> {
                 Some(fixed(&lfs.oid).ok_or_else(problem)?)
             }
         };
-        files.push(RepoFile { path: entry.path, size: entry.size, oid, sha256 });
+        files.push(RepoFile { path: entry.path, size: entry.size, oid: Some(oid), sha256 });
     }
     Ok(files)
 }

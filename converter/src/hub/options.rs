@@ -122,7 +122,7 @@ impl fmt::Display for ModelName {
 impl FromStr for ModelName {
     type Err = String;
 
-    /// `organisation/model` or `organisation/model@revision`.
+    /// `organisation/model` or `organisation/model@revision`, or the address of its page.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, revision) = text.split_once('@').unwrap_or((text, Self::MAIN));
         let plain = |part: &str| {

@@ -36,6 +36,9 @@ const SMALL: &[&str] = &[
 /// Largest of those: more is no text.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
 
+/// GGUF files that a message lists: repositories hold up to 40 quantizations.
+const GGUFS_SHOWN: usize = 12;
+
 /// Endings of weights in other formats, for the message when there is nothing else.
 const OTHERS: &[&str] = &[".ckpt", ".onnx", ".h5", ".msgpack"];
 
@@ -106,6 +109,11 @@ fn is_module(prefix: &str, file: &RepoFile) -> bool {
 /// Why there is no model here, and where there is one.
 fn no_config(files: &[RepoFile], subfolder: Option<&Subfolder>) -> String {
     let below = files.iter().find_map(|file| file.path.strip_suffix("/config.json"));
+    if subfolder.is_none()
+        && let Some(named) = named_ggufs(files)
+    {
+        return format!("the repository has no config.json and no .safetensors files, {named}");
+    }
     let none = match subfolder {
         None => "the repository has no config.json: it is no model that transformers knows".into(),
         Some(part) => format!("the repository has no {part}/config.json"),
@@ -165,13 +173,8 @@ fn pickled(files: &[&RepoFile]) -> Vec<RepoFile> {
 /// Why there are no weights, and what there is instead.
 fn no_weights(files: &[&RepoFile]) -> String {
     let ends = |ending: &str| files.iter().find(move |file| file.path.ends_with(ending));
-    let is_model =
-        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(VISION_PREFIX);
-    if let Some(file) = files.iter().find(is_model) {
-        return format!(
-            "the repository has no .safetensors files, only such as {:?}; name one of them, as organisation/model/{}",
-            file.path, file.path
-        );
+    if let Some(named) = named_ggufs(files.iter().copied()) {
+        return format!("the repository has no .safetensors files, {named}");
     }
     if let Some(file) = files.iter().find(|file| is_pickle(file.name())) {
         return format!(
@@ -185,6 +188,61 @@ fn no_weights(files: &[&RepoFile]) -> String {
         }
         None => "the repository has no weights".to_owned(),
     }
+}
+
+/// The GGUF files of models, each by its first part; what sees images is part of another model.
+fn ggufs<'a>(files: impl IntoIterator<Item = &'a RepoFile>) -> Vec<&'a str> {
+    let is_model = |file: &&RepoFile| {
+        file.path.ends_with(GGUF)
+            && !file.name().starts_with(VISION_PREFIX)
+            && gguf_part(file.name()).is_none_or(|(_, index, _)| index == 1)
+    };
+    files.into_iter().filter(is_model).map(|file| file.path.as_str()).collect()
+}
+
+/// What is said of GGUF files where no other weights are; `None` where there are none.
+fn named_ggufs<'a>(files: impl IntoIterator<Item = &'a RepoFile>) -> Option<String> {
+    let all = ggufs(files);
+    let first = all.first()?;
+    let shown = all[..all.len().min(GGUFS_SHOWN)].join(", ");
+    let more = all.len().saturating_sub(GGUFS_SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!("only GGUF files: {shown}{more}; name one of them, as organisation/model/{first}"))
+}
+
+/// The GGUF file that a repository consists of, if it holds one model and no other weights.
+pub(super) fn only_gguf(files: &[RepoFile]) -> Option<String> {
+    let others = |file: &RepoFile| file.is_weights() || is_pickle(file.name());
+    match &ggufs(files)[..] {
+        [only] if !files.iter().any(others) => Some((*only).to_owned()),
+        _ => None,
+    }
+}
+
+/// The one GGUF file with a tag in its name, such as `Q4_K_M`: between what no tag has, and in any case.
+pub(super) fn tagged_gguf(files: &[RepoFile], tag: &str) -> Result<String, String> {
+    let tag_upper = tag.to_ascii_uppercase();
+    let is_of_tag = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let has = |path: &&&str| {
+        let name = path.rsplit('/').next().unwrap_or(path).to_ascii_uppercase();
+        name.match_indices(&tag_upper).any(|(at, found)| {
+            !name[..at].ends_with(is_of_tag) && !name[at + found.len()..].starts_with(is_of_tag)
+        })
+    };
+    let all = ggufs(files);
+    let found: Vec<&&str> = all.iter().filter(has).collect();
+    if let [only] = &found[..] {
+        return Ok((**only).to_owned());
+    }
+    let named = named_ggufs(files).unwrap_or_else(|| "no GGUF files".to_owned());
+    Err(format!("{} GGUF files are of {tag:?}, of {named}", found.len()))
+}
+
+/// A weight file that the index names and a list of files lacks; without an index any will do.
+pub(super) fn missing_weights(files: &[RepoFile], index: Option<&[u8]>) -> Option<String> {
+    // A broken index is told by whoever opens the model.
+    let indexed = index.and_then(|index| indexed(index).ok()).unwrap_or_default();
+    indexed.into_iter().find(|name| !files.iter().any(|file| file.name() == name))
 }
 
 /// A GGUF file with the others of its model, and the tokenizer beside it. A config beside it is
@@ -220,4 +278,51 @@ fn indexed(index: &[u8]) -> Result<Vec<String>, String> {
     names.sort_unstable();
     names.dedup();
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(names: &[&str]) -> Vec<RepoFile> {
+        let file = |name: &&str| RepoFile {
+            path: (*name).to_owned(),
+            size: 1,
+            oid: Some([0; 20]),
+            sha256: None,
+        };
+        names.iter().map(file).collect()
+    }
+
+    #[test]
+    fn a_repository_of_gguf_files_alone_is_its_only_one_or_names_them() {
+        let split = ["q/m-Q8_0-00001-of-00002.gguf", "q/m-Q8_0-00002-of-00002.gguf"];
+        assert_eq!(only_gguf(&files(&split)).as_deref(), Some(split[0]));
+        let alone = files(&["README.md", "m-F16.gguf", "mmproj-m.gguf", "config.json"]);
+        assert_eq!(only_gguf(&alone).as_deref(), Some("m-F16.gguf"));
+        assert_eq!(only_gguf(&files(&["m.gguf", "model.safetensors"])), None);
+        assert_eq!(only_gguf(&files(&["README.md"])), None);
+        let several = files(&["a-Q4_K_M.gguf", "a-Q8_0.gguf"]);
+        assert_eq!(only_gguf(&several), None);
+        let error = needed(&several, &Selection::WHOLE, None).unwrap_err();
+        assert!(error.contains("a-Q4_K_M.gguf, a-Q8_0.gguf; name one of them"), "{error}");
+    }
+
+    #[test]
+    fn a_tag_is_the_whole_quantization_in_a_name() {
+        let all = files(&["m-Q4_K.gguf", "m-Q4_K_M.gguf", "UD/m-q8_0-00001-of-00002.gguf"]);
+        assert_eq!(tagged_gguf(&all, "Q4_K").unwrap(), "m-Q4_K.gguf");
+        assert_eq!(tagged_gguf(&all, "q4_k_m").unwrap(), "m-Q4_K_M.gguf");
+        assert_eq!(tagged_gguf(&all, "Q8_0").unwrap(), "UD/m-q8_0-00001-of-00002.gguf");
+        let error = tagged_gguf(&all, "F16").unwrap_err();
+        assert!(error.contains("0 GGUF files") && error.contains("m-Q4_K_M.gguf"), "{error}");
+    }
+
+    #[test]
+    fn weights_that_the_index_names_are_all_needed() {
+        let index = br#"{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}"#;
+        let here = files(&["m1.safetensors"]);
+        assert_eq!(missing_weights(&here, Some(index)).as_deref(), Some("m2.safetensors"));
+        assert_eq!(missing_weights(&here, None), None);
+    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use shardpack_manifests::{PackageSet, set::SET_FILE};
 
-use super::{Hub, HubError, HubEvent, ModelName, RepoFile, Selection, Snapshot, Visibility};
+use super::{Hub, HubError, ModelName, RepoFile, Selection, Snapshot, Visibility};
 
 impl Hub {
     /// Uploads a package set as one commit; returns the commit.
@@ -26,8 +26,12 @@ impl Hub {
         if self.offline {
             return Ok(self.cached_set(name).is_some());
         }
-        let commit = self.api.commit(name)?;
-        Ok(self.api.tree(name, &commit)?.iter().any(|file| file.path == SET_FILE))
+        let patience = self.patience(name);
+        let commit = self.api.commit(name, patience);
+        match commit.and_then(|commit| self.api.tree(name, &commit, patience)) {
+            Err(error) if error.is_away() && self.cached_set(name).is_some() => Ok(true),
+            files => Ok(files?.iter().any(|file| file.path == SET_FILE)),
+        }
     }
 
     /// Brings a package set into the cache, or the set's documents and one rank's package of it, and
@@ -44,8 +48,24 @@ impl Hub {
                 .map(|commit| self.cache.packages(name, &commit))
                 .transpose();
         }
-        let commit = self.api.commit(name)?;
-        let mut files = self.api.tree(name, &commit)?;
+        match self.fetch_set_from_hub(name, rank) {
+            Err(error) if error.is_away() => {
+                let Some(commit) = self.cached_set(name) else { return Err(error) };
+                self.tell_away(&error, &commit);
+                self.cache.packages(name, &commit).map(Some)
+            }
+            fetched => fetched,
+        }
+    }
+
+    fn fetch_set_from_hub(
+        &self,
+        name: &ModelName,
+        rank: Option<u32>,
+    ) -> Result<Option<PathBuf>, HubError> {
+        let patience = self.patience(name);
+        let commit = self.api.commit(name, patience)?;
+        let mut files = self.api.tree(name, &commit, patience)?;
         let Some(set) = files.iter().find(|file| file.path == SET_FILE) else { return Ok(None) };
         if let Some(rank) = rank {
             let document = self.small(name, &commit, set)?;
@@ -57,12 +77,8 @@ impl Hub {
         files.retain(is_of_set);
         self.cache.set_reference(name, &commit)?;
         let (name, selection) = (name.clone(), Selection::WHOLE);
-        let snapshot = Snapshot { name, commit, selection, files };
-        (self.observe)(&HubEvent::Found {
-            commit: &snapshot.commit,
-            files: snapshot.files.len(),
-            bytes: snapshot.files.iter().map(|file| file.size).sum(),
-        });
+        let snapshot = Snapshot { name, commit, selection, files, only_cached: None };
+        self.tell_found(&snapshot);
         self.fetch(&snapshot)?;
         self.cache.packages(&snapshot.name, &snapshot.commit).map(Some)
     }

@@ -139,7 +139,7 @@ impl Origin {
         if let Some(file) = &self.gguf {
             name = format!("{name}/{file}");
         }
-        let source: PullSource = source::of_hub(Path::new(&name))
+        let source: PullSource = source::of_hub(Path::new(&name))?
             .ok_or_else(|| anyhow!("{name}: not the name of a model of the hub"))?;
         Ok(PullRequest {
             source,

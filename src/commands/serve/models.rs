@@ -78,7 +78,10 @@ impl Models {
     /// What is to be pulled for a client's name.
     fn request(&self, name: &str) -> Result<PullRequest, ModelStoreError> {
         let (model, bits) = named(name)?;
-        let source = source::of_hub(Path::new(model)).ok_or_else(|| {
+        let source = source::of_hub(Path::new(model));
+        let source = source
+            .map_err(|failure| ModelStoreError::NotFound(format!("{:#}", failure.into_error())))?;
+        let source = source.ok_or_else(|| {
             ModelStoreError::NotFound(format!(
                 "model '{name}' not found: expected organisation/model of the hub, or a name that `shardpack list` shows"
             ))
@@ -130,6 +133,11 @@ impl State {
             HubEvent::Arrived(bytes) => self.done += bytes,
             HubEvent::Lost(bytes) => self.done = self.done.saturating_sub(*bytes),
             HubEvent::Retrying(problem) => return Some(said(&format!("trying again: {problem}"))),
+            HubEvent::Away { problem, .. } => {
+                return Some(said(&format!(
+                    "the hub cannot be reached, the cache is used: {problem}"
+                )));
+            }
             HubEvent::FileStarted(_) => return None,
         }
         Some(self.moved("pulling files"))

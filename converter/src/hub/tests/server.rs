@@ -352,6 +352,10 @@ impl Reply<'_> {
         let redirect = |to: String| [("Location", to)];
         match self.fault(name) {
             None => {}
+            // Stores redirect within themselves, too.
+            Some((Fault::Redirect, _)) if is_store && !request.path.contains("hop=2") => {
+                return self.send("302 Found", &redirect(format!("{}&hop=2", request.path)), b"");
+            }
             Some((Fault::Redirect, _)) if is_store => {}
             Some((Fault::Redirect, count)) => {
                 // First a relative one, as for another spelling of the name, then to the store.
