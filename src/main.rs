@@ -24,6 +24,7 @@ use args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    descriptors::raise_limit();
     commands::text_worker::try_templates_in_sandboxes();
     let (result, json) = match cli.command {
         Command::Demo(args) => (commands::demo::run(&args), false),

@@ -6,6 +6,7 @@ mod folder;
 mod foreign;
 mod gguf;
 mod hashes;
+mod local_file;
 mod pickle;
 mod rows;
 #[cfg(test)]

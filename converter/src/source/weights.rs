@@ -3,21 +3,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     io,
     ops::Range,
-    os::unix::fs::FileExt,
     path::Path,
 };
 
 use shardpack_containers::container::{self, TensorInfo};
 use shardpack_manifests::Digest;
 
-use super::SourceError;
+use super::{SourceError, local_file::LocalFile};
 #[cfg(feature = "hub")]
 use crate::hub::RemoteFile;
 
-/// One open weight file.
+/// One weight file.
 pub(crate) struct WeightFile {
     /// Name within the source.
     pub(crate) name: String,
@@ -30,7 +28,7 @@ pub(crate) struct WeightFile {
 
 /// Where a weight file's bytes are.
 enum Bytes {
-    Local(File),
+    Local(LocalFile),
     #[cfg(feature = "hub")]
     Remote(Box<RemoteFile>),
 }
@@ -40,16 +38,15 @@ impl WeightFile {
     pub(super) fn open(folder: &Path, name: String) -> Result<Self, SourceError> {
         let path = folder.join(&name);
         let read = |source| SourceError::Read { path: path.clone(), source };
-        let file = File::open(&path).map_err(read)?;
-        let metadata = file.metadata().map_err(read)?;
-        let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
+        let file = LocalFile::open(&path).map_err(read)?;
+        let (size, modified) = (file.size(), format!("{:?}", file.modified()));
         Ok(Self { name, size, modified, bytes: Bytes::Local(file) })
     }
 
     /// Fills `buffer` from `offset` on.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.bytes {
-            Bytes::Local(file) => file.read_exact_at(buffer, offset),
+            Bytes::Local(file) => file.read(buffer, offset),
             #[cfg(feature = "hub")]
             Bytes::Remote(file) => file.read(buffer, offset),
         }
@@ -91,7 +88,7 @@ impl WeightFile {
     /// Fills `buffer` with bytes of the header.
     fn read_header(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.bytes {
-            Bytes::Local(file) => file.read_exact_at(buffer, offset),
+            Bytes::Local(file) => file.read(buffer, offset),
             #[cfg(feature = "hub")]
             Bytes::Remote(file) => file.read_header(buffer, offset),
         }
@@ -218,7 +215,7 @@ impl Weights {
     pub(super) fn read_small(&self, tensor: &TensorInfo) -> io::Result<Vec<u8>> {
         let (start, mut bytes) = (tensor.offset, vec![0; tensor.size as usize]);
         match &self.file_of(tensor).bytes {
-            Bytes::Local(file) => file.read_exact_at(&mut bytes, start)?,
+            Bytes::Local(file) => file.read(&mut bytes, start)?,
             #[cfg(feature = "hub")]
             Bytes::Remote(file) => bytes = file.range(start..start + tensor.size)?,
         }

@@ -22,7 +22,6 @@ use crate::{
     args::ServeArgs,
     cluster,
     commands::{Outcome, doctor, draft, keys, package, store},
-    descriptors,
     failure::Failure,
     progress::{result, say, size},
     sd_notify,
@@ -44,7 +43,6 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     let at_start: Vec<ModelEntry> =
         entries.iter().filter(|it| it.is_pinned || !args.on_demand).cloned().collect();
     fits(&entries, &at_start, &machines)?;
-    descriptors::raise_limit();
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
     let (tls, ledger) = (tls(args)?, super::ledger(args)?);
     let listener = listen(args, keys.is_some(), tls.is_some())?;
