@@ -2,12 +2,13 @@
 
 use std::{
     fmt, io,
-    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
 use crate::{
     Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, PeerKey, Role, Service,
+    address::resolve_address,
 };
 
 /// No connection to a node.
@@ -136,7 +137,7 @@ impl Endpoint {
 
 pub(crate) fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     let unknown = |source| ConnectError::Address { address: address.to_owned(), source };
-    Ok(address.to_socket_addrs().map_err(unknown)?.collect())
+    resolve_address(address).map_err(unknown)
 }
 
 /// A socket to the first of the addresses that answers.

@@ -10,6 +10,7 @@
 //! Knows keys, certificates and sockets; does not know the protocols on them.
 #![forbid(unsafe_code)]
 
+mod address;
 mod certificate;
 mod channel;
 mod connection_slots;
@@ -29,6 +30,7 @@ mod signature;
 mod tests;
 mod token;
 
+pub use address::{HostAddress, on_link_of, parse_socket_address, resolve_address};
 pub use certificate::{Authority, CredentialsError, Role, Validity, date};
 pub use channel::Channel;
 pub use connection_slots::{ConnectionSlot, ConnectionSlots};

@@ -1,12 +1,9 @@
 //! Arguments of `node`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    num::NonZero,
-    path::PathBuf,
-};
+use std::{net::SocketAddr, num::NonZero, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use shardpack_identity::{HostAddress, parse_socket_address};
 
 use super::EngineChoice;
 
@@ -36,7 +33,7 @@ pub(crate) struct NodeArgs {
     #[command(subcommand)]
     pub action: Option<NodeAction>,
     /// Address to listen on; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:7420", value_name = "HOST:PORT")]
+    #[arg(long, default_value = "127.0.0.1:7420", value_name = "HOST:PORT", value_parser = parse_socket_address)]
     pub listen: SocketAddr,
     /// Folder of this node's packages, its key and its cluster membership.
     #[arg(long, value_name = "FOLDER", required = true)]
@@ -44,7 +41,7 @@ pub(crate) struct NodeArgs {
     /// Address of this machine on which its ranks listen; the server and the other nodes must be
     /// able to reach it. The address of --listen by default.
     #[arg(long, value_name = "IP")]
-    pub advertise: Option<IpAddr>,
+    pub advertise: Option<HostAddress>,
     /// Require mutual TLS on a loopback address too.
     #[arg(long)]
     pub tls: bool,

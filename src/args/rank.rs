@@ -1,8 +1,9 @@
 //! Arguments of `rank`.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
+use shardpack_identity::HostAddress;
 
 use super::{EngineChoice, shared::ThreadArgs};
 
@@ -19,7 +20,7 @@ pub(crate) struct RankArgs {
     pub threads: ThreadArgs,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
-    pub bind: IpAddr,
+    pub bind: HostAddress,
     /// The node's key and membership; connections to the front and to peers then use TLS.
     #[arg(long, value_name = "FOLDER")]
     pub identity: Option<PathBuf>,

@@ -1,11 +1,9 @@
 //! Arguments of the commands around a server: `serve` and `chat`.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
+use shardpack_identity::{HostAddress, parse_socket_address};
 
 use super::{
     EngineChoice,
@@ -86,11 +84,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, conflicts_with = "on")]
     pub detach: bool,
     /// Address to serve on; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT", value_parser = parse_socket_address)]
     pub listen: SocketAddr,
     /// Host to serve on, with the default port of --listen.
     #[arg(long, value_name = "IP", conflicts_with = "listen")]
-    pub host: Option<IpAddr>,
+    pub host: Option<HostAddress>,
     /// Port to serve on, with the default host of --listen.
     #[arg(long, conflicts_with = "listen")]
     pub port: Option<u16>,
@@ -164,6 +162,14 @@ pub(crate) struct ServeArgs {
     /// Print the address as JSON on standard output once serving.
     #[arg(long)]
     pub json: bool,
+}
+
+impl ServeArgs {
+    /// The address to serve on.
+    pub(crate) fn address(&self) -> SocketAddr {
+        let host = self.host.unwrap_or(HostAddress::of(self.listen));
+        host.at(self.port.unwrap_or(self.listen.port()))
+    }
 }
 
 /// `chat`.

@@ -94,7 +94,6 @@ impl Assignment {
             (Some(certificate), Some(key)) => Some([read(certificate)?, read(key)?]),
             _ => None,
         };
-        let (host, port) = (args.host.unwrap_or(args.listen.ip()), args.port);
         let collectives = match args.engine.collectives {
             CollectivesName::Auto => "auto",
             CollectivesName::Tcp => "tcp",
@@ -113,7 +112,7 @@ impl Assignment {
             ranks: nodes.iter().map(place).collect(),
             certificate,
             options: FrontOptions {
-                listen: SocketAddr::new(host, port.unwrap_or(args.listen.port())),
+                listen: args.address(),
                 aliases: args.alias.clone(),
                 keys: args.keys.as_deref().map(read).transpose()?,
                 tls,

@@ -10,7 +10,7 @@ mod starter;
 mod upgrade;
 
 use std::{
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::TcpListener,
     path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::anyhow;
 use serde_json::json;
-use shardpack_identity::{Guard, is_local};
+use shardpack_identity::{Guard, HostAddress, is_local};
 use shardpack_transfer::protocol::Timeouts;
 use shardpack_transfer::receive::{
     Node, NodeOptions, ServeError, Shutdown, Store, bind, bind_guarded,
@@ -42,7 +42,6 @@ use super::{
 };
 use crate::{
     args::{self, NodeAction, NodeArgs},
-    descriptors,
     failure::Failure,
     kill_points, sd_notify,
 };
@@ -67,7 +66,6 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
 
 /// Serves until Ctrl-C or SIGTERM, whatever becomes of programs that are tried meanwhile.
 fn serve(args: &NodeArgs, store_folder: &Path) -> Outcome {
-    descriptors::raise_limit();
     check_engine(args)?;
     let ip = reachable(args)?;
     // Before it says that it listens: whoever reads that may ask it to end.
@@ -104,7 +102,7 @@ struct Life {
 /// Serves once: until the node is to end, or to go over to another program.
 fn live(
     args: &NodeArgs,
-    (store_folder, ip): (&Path, IpAddr),
+    (store_folder, host): (&Path, HostAddress),
     life: Life,
     ending: &Ending,
 ) -> Result<(End, TcpListener), Failure> {
@@ -116,7 +114,7 @@ fn live(
         Guard::reset(&identity)?;
     }
     // The second one is the address of the ranks.
-    let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
+    let stays_here = [args.listen.ip(), host.ip()].into_iter().all(is_local);
     let guarded = !stays_here || args.tls || Guard::has_joined(&identity);
     let guard = guarded
         .then(|| Guard::open(&identity, Duration::from_secs(args.token_ttl)).map(Arc::new))
@@ -132,7 +130,7 @@ fn live(
     let display = Arc::new(NodeDisplay {
         guard: guard.clone(),
         running: Arc::clone(&running),
-        address: SocketAddr::new(ip, address.port()),
+        address: host.at(address.port()),
         refusals: Mutex::new(Refusals::new(Instant::now())),
         announces: args.announce,
         announcer: Mutex::default(),
@@ -142,7 +140,7 @@ fn live(
     log_program(&log, args, life.is_first, life.failed.as_ref());
     display.announce(args, address);
     running::reap(&running)?;
-    let endpoint = RankEndpoint { ip, identity: guarded.then_some(identity.clone()) };
+    let endpoint = RankEndpoint { host, identity: guarded.then_some(identity.clone()) };
     let fronts = Fronts::open(&store, store_folder, guarded.then_some(identity))?;
     if !args.trial {
         fronts.run()?;
@@ -254,27 +252,28 @@ fn unbound(error: ServeError) -> Failure {
 }
 
 /// The address at which this machine's ranks are reached.
-fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
-    let ip = advertised(args)?;
-    if args.announce && is_local(ip) {
+fn reachable(args: &NodeArgs) -> Result<HostAddress, Failure> {
+    let host = advertised(args)?;
+    if args.announce && is_local(host.ip()) {
         let error =
-            anyhow!("--announce: {ip} is a loopback address, which other machines cannot reach");
+            anyhow!("--announce: {host} is a loopback address, which other machines cannot reach");
         return Err(Failure::from(error).hint("give an address of the network with --listen"));
     }
-    Ok(ip)
+    Ok(host)
 }
 
-fn advertised(args: &NodeArgs) -> Result<IpAddr, Failure> {
+fn advertised(args: &NodeArgs) -> Result<HostAddress, Failure> {
     match args.advertise {
-        Some(ip) if ip.is_unspecified() => {
-            Err(anyhow!("--advertise {ip} is not an address that other machines can reach").into())
+        Some(host) if host.ip().is_unspecified() => {
+            Err(anyhow!("--advertise {host} is not an address that other machines can reach")
+                .into())
         }
-        Some(ip) => Ok(ip),
+        Some(host) => Ok(host),
         None if args.listen.ip().is_unspecified() => {
             let error = anyhow!("{} stands for every address of this machine", args.listen.ip());
             Err(Failure::from(error)
                 .hint("give the address that other machines can reach with --advertise"))
         }
-        None => Ok(args.listen.ip()),
+        None => Ok(HostAddress::of(args.listen)),
     }
 }

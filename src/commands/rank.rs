@@ -28,13 +28,13 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _inhibitor = SleepInhibitor::start();
     let (source, described, weights) = source(args)?;
     let credentials = args.identity.as_deref().map(credentials).transpose()?;
-    if credentials.is_none() && !is_local(args.bind) {
+    if credentials.is_none() && !is_local(args.bind.ip()) {
         let error = anyhow!("{} can be reached from other machines", args.bind);
         return Err(
             Failure::from(error).hint("ranks require TLS on such an address: give --identity")
         );
     }
-    let listener = TcpListener::bind((args.bind, 0))
+    let listener = TcpListener::bind(args.bind.at(0))
         .with_context(|| format!("cannot listen on {}", args.bind))?;
     let token = Token::generate().context("the system gave no random bytes")?;
     let key = credentials.as_ref().map(Credentials::key);

@@ -13,6 +13,7 @@ use std::{
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use shardpack_cluster::{Announcement, LogSink, RankProcess, Token, WEIGHT_STREAMS};
+use shardpack_identity::HostAddress;
 use shardpack_manifests::{Digest, Manifest};
 use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 use shardpack_transfer::protocol::PackageKey;
@@ -136,14 +137,15 @@ pub(crate) struct Membership<'a> {
 #[derive(Clone)]
 pub(crate) struct RankEndpoint {
     /// The address at which front and peers reach it.
-    pub ip: IpAddr,
+    pub host: HostAddress,
     /// The node's key and membership, for TLS.
     pub identity: Option<PathBuf>,
 }
 
 impl RankEndpoint {
     /// For a front on this machine only.
-    pub(crate) const LOOPBACK: Self = Self { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), identity: None };
+    pub(crate) const LOOPBACK: Self =
+        Self { host: HostAddress::new(IpAddr::V4(Ipv4Addr::LOCALHOST)), identity: None };
 }
 
 /// A rank process that was started on this machine.
@@ -182,7 +184,7 @@ pub(crate) fn start(
         }
     };
     command.args(["--threads", &threads.to_string()]);
-    command.args(engine.arguments()).args(["--bind", &endpoint.ip.to_string()]);
+    command.args(engine.arguments()).args(["--bind", &endpoint.host.to_string()]);
     command.args(["--keep", &keep.as_secs().to_string()]);
     if let Some(identity) = &endpoint.identity {
         command.arg("--identity").arg(identity);

@@ -17,7 +17,7 @@ mod several;
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -56,7 +56,7 @@ use self::{
 use super::{Outcome, draft, keys, package, push, store, text_worker};
 use crate::{
     args::ServeArgs,
-    cluster, descriptors,
+    cluster,
     failure::Failure,
     progress::{result, say},
     sd_notify,
@@ -115,7 +115,6 @@ fn launch(
     mlx_group: Option<MlxGroup>,
     stop: Stop,
 ) -> Outcome {
-    descriptors::raise_limit();
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
     let (tls, ledger) = (tls(args)?, ledger(args)?);
     let listener = listen(args, keys.is_some(), tls.is_some())?;
@@ -413,8 +412,7 @@ fn tls(args: &ServeArgs) -> Result<Option<Tls>, Failure> {
 }
 
 fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener, Failure> {
-    let (host, port) = (args.host.unwrap_or(args.listen.ip()), args.port);
-    let address = SocketAddr::new(host, port.unwrap_or(args.listen.port()));
+    let address = args.address();
     if !is_local(address.ip()) {
         if !has_keys && !args.insecure {
             let error =

@@ -65,7 +65,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "identity",
         &[
-            &["connection_slots", "files", "key"],
+            &["address", "connection_slots", "files", "key"],
             &["certificate", "token"],
             &["credentials"],
             &["handshake"],

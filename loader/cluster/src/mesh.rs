@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     fmt,
     io::{self, ErrorKind, Read, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
     sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     thread,
     time::Duration,
@@ -17,7 +17,7 @@ use std::{
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, rdma::Pair};
 use shardpack_identity::{
     Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, PeerKey, Role, Service,
-    is_local,
+    is_local, on_link_of,
 };
 
 use super::{
@@ -214,12 +214,14 @@ impl Read for DeadlineReader<'_> {
 pub(super) struct LocalRank<'a> {
     pub(super) identity: &'a Identity,
     pub(super) credentials: Option<&'a Credentials>,
+    /// Where it listens.
+    pub(super) address: SocketAddr,
 }
 
 /// Forms the group that is planned; [`rendezvous`] completes it. Stops as soon as it is
 /// `superseded`.
 pub(super) fn form(
-    LocalRank { identity: me, credentials }: LocalRank<'_>,
+    LocalRank { identity: me, credentials, address }: LocalRank<'_>,
     plan: &GroupPlan,
     mailbox: &mut Mailbox,
     maker: &mut LinkMaker,
@@ -232,6 +234,8 @@ pub(super) fn form(
     }
     let mut streams: Streams = peers.iter().map(|_| [None, None]).collect();
     for (rank, peer) in (0..me.rank).zip(peers) {
+        // The front has told its own way to the link.
+        let peer = &Announcement { address: on_link_of(peer.address, address), ..peer.clone() };
         for way in [StreamKind::Data, StreamKind::Farewell] {
             let connected = retry_hang_ups(limit, || {
                 connect((me, credentials), epoch, rank, peer, way, limit)

@@ -202,6 +202,7 @@ where
         weights,
     } = options;
     let admit = admit(events.clone(), peers, weights);
+    let address = listener.local_addr()?;
     let _acceptor = Acceptor::start(listener, token, credentials.clone(), admit)?;
     let first = wait_for_front(&received, front_timeout)?;
     let (commands, receiver) = commands::channel();
@@ -212,6 +213,7 @@ where
     let worker = Worker {
         identity,
         credentials,
+        address,
         commands: receiver,
         mailbox: Mailbox::new(peer_connections),
         links: LinkMaker::new(vector_bytes),

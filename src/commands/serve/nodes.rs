@@ -14,7 +14,7 @@ use shardpack_cluster::{
     SupervisorOptions, Survivors, WeightsSource,
 };
 use shardpack_engine::loading::send_package;
-use shardpack_identity::Endpoint;
+use shardpack_identity::{Endpoint, on_link_of};
 use shardpack_manifests::Manifest;
 use shardpack_transfer::protocol::{PackageKey, Timeouts};
 use shardpack_transfer::push::finish_activations;
@@ -282,12 +282,15 @@ fn invite_streamed(
 
 /// Where a node says that its rank is.
 fn announced(node: &Endpoint, answer: Value) -> anyhow::Result<Announcement> {
-    let announcement: Announcement = serde_json::from_value(answer)
+    let mut announcement: Announcement = serde_json::from_value(answer)
         .with_context(|| format!("node {node} did not start a rank"))?;
     // Its ranks have its key and no other.
     ensure!(
         announcement.key == node.tls().map(|tls| tls.key),
         "node {node} started a rank with another key than the node's"
     );
+    if let Some(own) = node.resolve()?.first() {
+        announcement.address = on_link_of(announcement.address, *own);
+    }
     Ok(announcement)
 }

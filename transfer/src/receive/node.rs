@@ -3,10 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::{
-        IpAddr, Ipv4Addr, Ipv6Addr, Shutdown as Direction, SocketAddr, TcpListener, TcpStream,
-        ToSocketAddrs,
-    },
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown as Direction, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,6 +15,7 @@ use std::{
 use serde_json::Value;
 use shardpack_identity::{
     ConnectionOutcome, ConnectionSlot, ConnectionSlots, Guard, HandshakeError, is_local,
+    resolve_address,
 };
 
 use super::{
@@ -113,7 +111,7 @@ pub fn bind_guarded(address: &str) -> Result<TcpListener, ServeError> {
 
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, ServeError> {
     let unknown = |source| ServeError::Address { address: address.to_owned(), source };
-    let resolved: Vec<SocketAddr> = address.to_socket_addrs().map_err(unknown)?.collect();
+    let resolved: Vec<SocketAddr> = resolve_address(address).map_err(unknown)?;
     if resolved.is_empty() {
         return Err(unknown(io::ErrorKind::NotFound.into()));
     }

@@ -3,6 +3,7 @@
 
 use std::{
     error::Error,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{RecvTimeoutError, TryRecvError},
@@ -122,6 +123,8 @@ impl From<GroupError> for GroupExit {
 pub(super) struct Worker {
     pub(super) identity: Identity,
     pub(super) credentials: Option<Credentials>,
+    /// Where the rank listens.
+    pub(super) address: SocketAddr,
     pub(super) commands: CommandReceiver,
     pub(super) mailbox: Mailbox,
     pub(super) links: LinkMaker,
@@ -195,7 +198,11 @@ impl Worker {
     fn serve(&mut self, engine: &mut dyn RankEngine, plan: &GroupPlan) -> GroupExit {
         let epoch = plan.epoch;
         let superseded = || self.current.is_superseded(epoch);
-        let me = LocalRank { identity: &self.identity, credentials: self.credentials.as_ref() };
+        let me = LocalRank {
+            identity: &self.identity,
+            credentials: self.credentials.as_ref(),
+            address: self.address,
+        };
         let (mailbox, maker) = (&mut self.mailbox, &mut self.links);
         let formed = mesh::form(me, plan, mailbox, maker, (self.form_timeout, &superseded));
         let formed = formed.and_then(|group| {
