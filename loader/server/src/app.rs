@@ -2,6 +2,7 @@
 
 mod bodies;
 mod browser;
+mod content_coding;
 mod embeddings;
 mod events;
 mod generate;

@@ -11,6 +11,9 @@ use shardpack_chat::output::OutputPlanError;
 /// The code of a prompt that is longer than the context.
 pub(super) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 
+/// Codings in which request bodies may be compressed.
+pub(super) const ACCEPTED_CODINGS: &str = "gzip, deflate, zstd";
+
 /// An error for a client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -42,6 +45,8 @@ pub(super) enum ErrorKind {
     MethodNotAllowed,
     /// The body is larger than the server takes.
     TooLarge,
+    /// The body is compressed in a way that the server does not read.
+    UnsupportedCoding,
     /// The client was too slow to send its request.
     SlowClient,
     /// The API key's rate limit is reached.
@@ -79,6 +84,7 @@ impl ErrorKind {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnsupportedCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::SlowClient => StatusCode::REQUEST_TIMEOUT,
             Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Self::Unavailable if shape == Shape::Anthropic => {
@@ -93,9 +99,11 @@ impl ErrorKind {
     /// The `type` that `OpenAI` clients know.
     const fn name(self) -> &'static str {
         match self {
-            Self::Invalid | Self::NotFound | Self::MethodNotAllowed | Self::TooLarge => {
-                "invalid_request_error"
-            }
+            Self::Invalid
+            | Self::NotFound
+            | Self::MethodNotAllowed
+            | Self::TooLarge
+            | Self::UnsupportedCoding => "invalid_request_error",
             Self::Unauthenticated => "authentication_error",
             Self::Forbidden => "permission_error",
             Self::RateLimited => "rate_limit_error",
@@ -108,7 +116,9 @@ impl ErrorKind {
     /// The `type` that Anthropic clients know.
     const fn anthropic_name(self) -> &'static str {
         match self {
-            Self::Invalid | Self::MethodNotAllowed | Self::SlowClient => "invalid_request_error",
+            Self::Invalid | Self::MethodNotAllowed | Self::UnsupportedCoding | Self::SlowClient => {
+                "invalid_request_error"
+            }
             Self::Unauthenticated => "authentication_error",
             Self::Forbidden => "permission_error",
             Self::NotFound => "not_found_error",
@@ -180,6 +190,9 @@ impl ApiError {
         }
         if self.kind == ErrorKind::Unauthenticated {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.kind == ErrorKind::UnsupportedCoding {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED_CODINGS));
         }
         if matches!(self.kind, ErrorKind::TooLarge | ErrorKind::SlowClient) {
             // The rest of the body is not read, so the connection cannot serve another request.

@@ -1,5 +1,5 @@
 //! Request bodies, within a budget of memory: whoever sends large ones waits for others that do, and
-//! small ones never wait.
+//! small ones never wait. Compressed bodies count as what they are decompressed.
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
@@ -13,10 +13,14 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::AppState;
+use super::{
+    AppState,
+    content_coding::{Coding, decompress},
+};
 use crate::{
     error::{ApiError, ErrorKind},
     keys::KeySlot,
+    tasks,
 };
 
 /// Memory of large bodies that are on their way or not parsed yet.
@@ -58,6 +62,9 @@ struct Held {
     _part: OwnedSemaphorePermit,
 }
 
+/// A body, and its part of the budget unless it is small.
+type Charged = (Vec<u8>, Option<OwnedSemaphorePermit>);
+
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
         &self.body
@@ -72,14 +79,30 @@ impl AppState {
     }
 
     /// The same, and the key pays for the bytes: before they are read where the request says how many
-    /// there are, else as they come.
+    /// there are, else as they come. It pays for what is decompressed as for what is sent.
     pub(super) async fn read_charged(
         &self,
         request: Request<Body>,
         key: Option<&KeySlot>,
     ) -> Result<Bytes, ApiError> {
+        let codings = Coding::of(request.headers());
+        // A body is read before its coding is refused: its sender is to read why.
+        let (sent, part) = self.read_sent(request.into_body(), key).await?;
+        let codings = codings?;
+        let (body, part) = if codings.is_empty() {
+            (sent, part)
+        } else {
+            self.decompressed(codings, sent, key).await?
+        };
+        Ok(match part {
+            Some(part) => Bytes::from_owner(Held { body, _part: part }),
+            None => body.into(),
+        })
+    }
+
+    /// The bytes of a body as they are sent.
+    async fn read_sent(&self, mut body: Body, key: Option<&KeySlot>) -> Result<Charged, ApiError> {
         let limit = self.limits.body_bytes;
-        let mut body = request.into_body();
         let size = body.size_hint().upper().unwrap_or(limit as u64);
         let too_large = || {
             let message = format!("the body is over {limit} bytes or was cut off");
@@ -94,12 +117,7 @@ impl AppState {
         }
         let pays = key.filter(|_| known.is_none());
         let is_kept = size <= limit as u64;
-        let part =
-            timeout(self.limits.body_timeout, self.bodies.part(if is_kept { size } else { 0 }));
-        let part = part.await.map_err(|_| {
-            let message = "the server has no memory left for large requests".to_owned();
-            ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
-        })?;
+        let part = self.memory_of(if is_kept { size } else { 0 }).await?;
         let (begun, mut received) = (Instant::now(), 0);
         let mut bytes = Vec::new();
         while let Some(frame) = self.next_frame(&mut body, begun, received).await? {
@@ -116,11 +134,43 @@ impl AppState {
                 bytes.extend_from_slice(&data);
             }
         }
-        match part {
-            _ if !is_kept => Err(too_large()),
-            Some(part) => Ok(Bytes::from_owner(Held { body: bytes, _part: part })),
-            None => Ok(bytes.into()),
+        if is_kept { Ok((bytes, part)) } else { Err(too_large()) }
+    }
+
+    /// Part of the budget for so many bytes, unless they are few.
+    async fn memory_of(&self, size: u64) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let part = timeout(self.limits.body_timeout, self.bodies.part(size)).await;
+        part.map_err(|_| {
+            let message = "the server has no memory left for large requests".to_owned();
+            ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
+        })
+    }
+
+    /// A body without its codings. What it will have is not known before, so there has to be memory for
+    /// the largest; its part of the budget is given back where it turns out to be smaller.
+    async fn decompressed(
+        &self,
+        codings: Vec<Coding>,
+        sent: Vec<u8>,
+        key: Option<&KeySlot>,
+    ) -> Result<Charged, ApiError> {
+        let (limit, sent_bytes) = (self.limits.body_bytes, sent.len() as u64);
+        let mut part = self.memory_of(limit as u64).await?;
+        // Megabytes take milliseconds, in which other connections are not served.
+        let body = tasks::blocking(move || decompress(&codings, sent, limit)).await;
+        let body = body.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))?;
+        let size = body.len() as u64;
+        if let Some(key) = key {
+            key.spend_bytes(size.saturating_sub(sent_bytes))?;
         }
+        if size <= SMALL_BYTES {
+            part = None;
+        }
+        if let Some(part) = &mut part {
+            let kept = usize::try_from(size.div_ceil(1 << 10)).unwrap_or(usize::MAX);
+            drop(part.split(part.num_permits().saturating_sub(kept)));
+        }
+        Ok((body, part))
     }
 
     /// The next piece of a body of which so many bytes have come.

@@ -1,15 +1,17 @@
 //! What other programs send and other servers take: odd schemas, images in results, calls of custom
 //! tools in chat completions.
 
-use std::fs;
+use std::{fs, io::Write, net::TcpStream};
 
+use flate2::{Compression, write::GzEncoder};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Value, json};
 use shardpack_chat::model::ChatModel;
 
 use super::{
     STOP,
     dialects::prompt,
-    scripted::{PATIENT, Step, kjv, start, start_with},
+    scripted::{PATIENT, Reply, Serving, Step, kjv, start, start_with},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -271,4 +273,45 @@ fn reasoning_that_a_model_cannot_do_is_named() {
     check("/api/chat", json!({"think": true}), Some("think"));
     check("/api/chat", json!({"think": "low"}), Some("think"));
     check("/api/chat", json!({"think": false}), None);
+}
+
+/// Posts a body in a coding.
+fn post_coded(server: &Serving, path: &str, coding: &str, body: &[u8]) -> Reply {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-encoding: {coding}\r\ncontent-length: {length}\r\n\r\n"
+    )
+    .unwrap();
+    stream.write_all(body).unwrap();
+    Reply::read(stream)
+}
+
+#[test]
+fn compressed_bodies_are_read_on_every_route_within_the_limit() {
+    let server = start(vec![Step::Say("a"), STOP]);
+    let text = body(json!({"max_tokens": 5})).to_string();
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(text.as_bytes()).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let zstd = |text: &[u8]| compress_to_vec(text, CompressionLevel::Fastest);
+    for (coding, body) in [("gzip", gzip), ("zstd", zstd(text.as_bytes()))] {
+        let reply = post_coded(&server, CHAT, coding, &body);
+        assert_eq!(reply.status, 200, "{coding}: {}", reply.body);
+        assert_eq!(prompt(&server), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+    }
+    let tokens = post_coded(&server, "/tokenize", "zstd", &zstd(br#"{"prompt": "a"}"#));
+    assert_eq!(tokens.json()["count"], 1);
+    let shown = post_coded(&server, "/api/show", "zstd", &zstd(br#"{"model": "kjv-4m"}"#));
+    assert_eq!(shown.status, 200, "{}", shown.body);
+
+    let refused = post_coded(&server, CHAT, "br", b"whatever");
+    assert_eq!(refused.header("accept-encoding"), Some("gzip, deflate, zstd"));
+    let (status, message) = refused.error();
+    assert!(status == 415 && message.contains("br"), "{message}");
+    let large = format!("{{\"prompt\": \"{}\"}}", "a".repeat(PATIENT.body_bytes));
+    let (status, message) = post_coded(&server, CHAT, "zstd", &zstd(large.as_bytes())).error();
+    assert!(status == 413 && message.contains("decompressed"), "{message}");
 }
