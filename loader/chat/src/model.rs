@@ -2,6 +2,7 @@
 //! packages without these files too.
 
 mod embedding;
+mod first_tokens;
 mod prompt_length;
 mod tokenizer_info;
 
@@ -21,6 +22,7 @@ use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily, spec::Embedding};
 
 use embedding::EmbeddingPrompts;
+use first_tokens::ConfiguredBos;
 
 use super::{
     conversation::{ChatRequest, Reasoning, ReasoningOption},
@@ -55,6 +57,9 @@ pub struct ChatModel {
     max_positions: u32,
     vocab_size: u32,
     tokenizer_info: Object,
+    /// What the tokenizer puts before a text; asked for on first use.
+    first_tokens: OnceLock<Vec<TokenId>>,
+    configured_bos: Option<ConfiguredBos>,
     embedding: Option<Embedding>,
     embedding_prompts: EmbeddingPrompts,
 }
@@ -191,6 +196,8 @@ impl ChatModel {
                 vocabulary.hide(token);
             }
         }
+        let bos = specials.get("bos_token").and_then(Json::as_str);
+        let bos = bos.and_then(|bos| vocabulary.token_id(bos));
         let mut stop_tokens = generation.eos_token_id.ids();
         stop_tokens.extend(config.own.eos_token_id.ids());
         let text = config.text_config.as_ref().unwrap_or(&config.own);
@@ -227,6 +234,8 @@ impl ChatModel {
             max_positions: positive(text.max_position_embeddings, "max_position_embeddings")?,
             vocab_size,
             tokenizer_info: tokenizer_info::tokenizer_info(&tokenizer_config, eos),
+            first_tokens: OnceLock::new(),
+            configured_bos: ConfiguredBos::of(&tokenizer_config, bos),
             embedding: None,
             embedding_prompts: parse(folder, embedding::PROMPTS)?.unwrap_or_default(),
         })

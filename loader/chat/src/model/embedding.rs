@@ -7,7 +7,7 @@ use serde::Deserialize;
 use shardpack_engine_api::TokenId;
 use shardpack_formats::spec::Embedding;
 
-use super::{ChatModel, PromptError};
+use super::{ChatModel, PromptError, first_tokens::added_before};
 
 /// Where sentence-transformers has the prompts of a model.
 pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
@@ -77,7 +77,7 @@ impl ChatModel {
         }
         let plain = self.encode(text)?;
         let added = whole.len().saturating_sub(plain.len());
-        let before = (0..=added).find(|start| whole[*start..].starts_with(&plain)).unwrap_or(0);
+        let before = added_before(&plain, &whole);
         let after = &whole[whole.len() - (added - before)..];
         let kept = most.saturating_sub(after.len());
         self.check_embedded([&whole[..kept], after].concat())

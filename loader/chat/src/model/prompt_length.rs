@@ -35,8 +35,8 @@ impl fmt::Display for PromptLength {
 }
 
 impl ChatModel {
-    /// The tokens of a text that the model is to continue: at least one, and room for one more.
-    pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+    /// The tokens of a rendered prompt that the model is to continue: at least one, and room for one more.
+    pub(super) fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
         self.check_first_part(text)?;
         self.check_prompt(self.encode(text)?)
     }

@@ -184,14 +184,14 @@ fn a_prompt_that_is_far_too_long_is_refused_by_its_first_part() {
     let mut model = open(&[(TEMPLATE, "<|im_end|>")]).unwrap();
     model.limit_positions(100);
     let text = "<|im_end|>".repeat(200_000);
-    let error = model.encode_prompt(&text).unwrap_err();
+    let error = model.encode_text_prompt(&text).unwrap_err();
     let PromptError::TooLong { prompt_tokens: PromptLength::MoreThan(counted), .. } = error else {
         panic!("{error}")
     };
     assert!((100..200_000 / 5).contains(&counted), "{counted} of 200,000 tokens were counted");
     assert_eq!(model.encode(&text).unwrap().len(), 200_000);
     // What is only a little too long is counted.
-    let error = model.encode_prompt(&text[..1200]).unwrap_err();
+    let error = model.encode_text_prompt(&text[..1200]).unwrap_err();
     assert!(error.to_string().contains("have 120:"), "{error}");
 }
 

@@ -525,7 +525,7 @@ impl ServedModel {
             Prompt::Raw(prompts) => prompts
                 .iter()
                 .map(|prompt| match prompt {
-                    RawPrompt::Text(text) => self.model.encode_prompt(text),
+                    RawPrompt::Text(text) => self.model.encode_text_prompt(text),
                     RawPrompt::Tokens(tokens) => self.model.check_prompt(tokens.clone()),
                 })
                 .map(|prompt| prompt.map_err(|error| prompt_error(&error, &parsed.writer_options)))

@@ -61,53 +61,84 @@ pub(super) async fn count_tokens(
     answer(app, &caller, request, parse, |parsed| parsed.model.as_deref(), count).await
 }
 
-/// A text or a conversation.
+/// A text or a conversation, and whether the tokens that the tokenizer puts first are wanted.
 enum Tokenized {
-    Conversation(Box<ParsedRequest>),
-    Text(String, Option<String>),
+    Conversation(Box<ParsedRequest>, FirstTokens),
+    Text { text: String, model: Option<String>, first: FirstTokens },
+}
+
+/// Whether the tokens stand first that the tokenizer puts before a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FirstTokens {
+    Included,
+    LeftOut,
+}
+
+impl FirstTokens {
+    /// What a request says of it: in vLLM's field or in llama.cpp's.
+    fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
+        let asked = match fields.boolean("add_special_tokens")? {
+            Some(asked) => Some(asked),
+            None => fields.boolean("add_special")?,
+        };
+        Ok(asked.map(|asked| if asked { Self::Included } else { Self::LeftOut }))
+    }
 }
 
 impl Tokenized {
     fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let object = parse_object(body)?;
         if object.get("messages").is_some() {
-            return Ok(Self::Conversation(Box::new(Dialect::Chat.parse(body)?)));
+            // Templates write these tokens themselves.
+            let first = FirstTokens::parse(&mut Fields::new(object))?;
+            let parsed = Box::new(Dialect::Chat.parse(body)?);
+            return Ok(Self::Conversation(parsed, first.unwrap_or(FirstTokens::LeftOut)));
         }
         let mut fields = Fields::new(object);
-        let text = match fields.string("prompt")? {
-            Some(text) => text,
-            None => fields.string("content")?.ok_or_else(|| {
+        // vLLM's clients send `prompt` and count what a completion would; llama.cpp's send `content`.
+        let (text, usual) = if let Some(text) = fields.string("prompt")? {
+            (text, FirstTokens::Included)
+        } else {
+            let text = fields.string("content")?.ok_or_else(|| {
                 ApiError::param("prompt", "prompt: expected a string, or messages")
-            })?,
+            })?;
+            (text, FirstTokens::LeftOut)
         };
-        Ok(Self::Text(text, fields.string("model")?))
+        let first = FirstTokens::parse(&mut fields)?.unwrap_or(usual);
+        Ok(Self::Text { text, model: fields.string("model")?, first })
     }
 
     fn model(&self) -> Option<&str> {
         match self {
-            Self::Conversation(parsed) => parsed.model.as_deref(),
-            Self::Text(_, model) => model.as_deref(),
+            Self::Conversation(parsed, _) => parsed.model.as_deref(),
+            Self::Text { model, .. } => model.as_deref(),
         }
     }
 }
 
-/// `{prompt}`, `{content}` or `{messages}` to `{tokens, count, max_model_len}`.
+/// `{prompt}`, `{content}` or `{messages}`, with `add_special_tokens`, to `{tokens, count, max_model_len}`.
 pub(super) async fn tokenize(
     State(app): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
     answer(app, &caller, request, Tokenized::parse, Tokenized::model, |served, parsed| {
+        let model = &served.model;
         let tokens = match parsed {
-            Tokenized::Conversation(parsed) => served.tokens(&parsed)?,
-            Tokenized::Text(text, _) => {
-                let tokens = served.model.encode(&text);
-                tokens.map_err(|error| {
-                    made_none(&error, "prompt")
-                        .unwrap_or_else(|| ApiError::param("prompt", error.to_string()))
-                })?
+            Tokenized::Conversation(parsed, first) => {
+                let tokens = served.tokens(&parsed)?;
+                match first {
+                    FirstTokens::Included => model.with_first_tokens(tokens),
+                    FirstTokens::LeftOut => Ok(tokens),
+                }
             }
+            Tokenized::Text { text, first: FirstTokens::Included, .. } => model.encode_text(&text),
+            Tokenized::Text { text, first: FirstTokens::LeftOut, .. } => model.encode(&text),
         };
+        let tokens = tokens.map_err(|error| {
+            made_none(&error, "prompt")
+                .unwrap_or_else(|| ApiError::param("prompt", error.to_string()))
+        })?;
         Ok(json!({
             "tokens": tokens, "count": tokens.len(), "max_model_len": served.model.max_positions(),
         }))

@@ -7,6 +7,7 @@ use flate2::{Compression, write::GzEncoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Value, json};
 use shardpack_chat::model::ChatModel;
+use shardpack_engine_api::TokenId;
 
 use super::{
     STOP,
@@ -314,4 +315,49 @@ fn compressed_bodies_are_read_on_every_route_within_the_limit() {
     let large = format!("{{\"prompt\": \"{}\"}}", "a".repeat(PATIENT.body_bytes));
     let (status, message) = post_coded(&server, CHAT, "zstd", &zstd(large.as_bytes())).error();
     assert!(status == 413 && message.contains("decompressed"), "{message}");
+}
+
+#[test]
+fn texts_begin_with_the_token_that_the_tokenizer_puts_first() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "chat_template.jinja"] {
+        fs::copy(kjv().join(file), folder.path().join(file)).unwrap();
+    }
+    let config = json!({"bos_token": "<|endoftext|>", "add_bos_token": true});
+    fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    let model = || ChatModel::open(folder.path()).unwrap();
+    let plain = model().encode("In the beginning").unwrap();
+    let server = start_with(vec![Step::Say("a"), STOP], PATIENT, model());
+    let submitted = |path: &str, body: Value| {
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        (server.submitted().prompt, reply.json())
+    };
+    let with_first = [&[TokenId(0)][..], &plain].concat();
+    let text = "In the beginning";
+    let (prompt, answer) = submitted("/v1/completions", json!({"prompt": text, "echo": true}));
+    assert_eq!(prompt, with_first);
+    assert_eq!(answer["choices"][0]["text"], "In the beginninga");
+    let begun = format!("<|endoftext|>{text}");
+    assert_eq!(submitted("/v1/completions", json!({"prompt": begun})).0, with_first);
+    let ids: Vec<u32> = plain.iter().map(|token| token.0).collect();
+    assert_eq!(submitted("/v1/completions", json!({"prompt": ids})).0, plain);
+    let raw = json!({"prompt": text, "raw": true, "stream": false});
+    assert_eq!(submitted("/api/generate", raw).0, with_first);
+    let (prompt, _) = submitted(CHAT, body(json!({})));
+    assert_ne!(prompt[0], TokenId(0), "the template writes what it wants");
+
+    let count = |body: Value| server.post("/tokenize", &body).json()["count"].clone();
+    for (body, more) in [
+        (json!({"prompt": text}), 1),
+        (json!({"prompt": text, "add_special_tokens": false}), 0),
+        (json!({"content": text}), 0),
+        (json!({"content": text, "add_special": true}), 1),
+    ] {
+        assert_eq!(count(body.clone()), plain.len() + more, "{body}");
+    }
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let chat = count(json!({"messages": messages}));
+    let more = count(json!({"messages": messages, "add_special_tokens": true}));
+    assert_eq!(more.as_u64().unwrap(), chat.as_u64().unwrap() + 1);
 }
