@@ -318,6 +318,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::VerifyModel => post(management::verify),
         Target::Model => get(models::model),
         Target::CountTokens => post(tokens::count_tokens),
+        Target::CountInputTokens => post(tokens::count_input_tokens),
         Target::Tokenize => post(tokens::tokenize),
         Target::Detokenize => post(tokens::detokenize),
         Target::TokenizerInfo => get(tokens::tokenizer_info),
@@ -330,6 +331,8 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::OllamaVersion => get(ollama::version),
         Target::OllamaPull => post(pulls::pull),
         Target::OllamaDelete => delete(pulls::delete),
+        Target::ResponseInput => get(stored_responses::input_items),
+        Target::ResponseCancel => post(stored_responses::cancel),
         Target::ResponseShow => get(stored_responses::show),
         Target::ResponseForget => delete(stored_responses::forget),
     }

@@ -45,6 +45,8 @@ pub(super) enum Dialect {
     Completions,
     /// `OpenAI` responses.
     Responses,
+    /// Summaries of conversations in the place of responses.
+    Compaction,
     /// Anthropic messages.
     Messages,
     /// Ollama's conversations.
@@ -169,6 +171,11 @@ pub(super) trait Writer: Send {
 
     /// The body of a response that is not streamed.
     fn whole(&mut self, answers: Vec<Answer>) -> String;
+
+    /// Why answers make no response, if they do not; asked before [`Self::whole`].
+    fn refused(&self, _: &[Answer]) -> Option<ApiError> {
+        None
+    }
 }
 
 impl Dialect {
@@ -187,6 +194,7 @@ impl Dialect {
             Self::Chat => parse_chat_or_responses(parse_object(body)?, earlier),
             Self::Completions => completions::parse(body),
             Self::Responses => responses::parse(parse_object(body)?, earlier),
+            Self::Compaction => responses::parse_compact(parse_object(body)?, earlier),
             Self::Messages => messages::parse(parse_object(body)?),
             Self::OllamaChat => ollama::parse_chat(body),
             Self::OllamaGenerate => ollama::parse_generate(body),

@@ -169,7 +169,9 @@ fn members(target: Target) -> Vec<Member> {
     match target {
         Target::Generate(Dialect::Chat) => all(&[CHAT, SAMPLING]),
         Target::Generate(Dialect::Completions) => all(&[COMPLETIONS, SAMPLING]),
-        Target::Generate(Dialect::Responses) => RESPONSES.to_vec(),
+        Target::Generate(Dialect::Responses | Dialect::Compaction) | Target::CountInputTokens => {
+            RESPONSES.to_vec()
+        }
         Target::Generate(Dialect::Messages) => all(&[ANTHROPIC, &[required("max_tokens", COUNT)]]),
         Target::CountTokens => ANTHROPIC.to_vec(),
         Target::Generate(Dialect::OllamaChat) => {

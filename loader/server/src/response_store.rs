@@ -34,6 +34,7 @@ struct Entry {
     owner: Option<String>,
     body: Arc<str>,
     items: Arc<[Json]>,
+    inputs: usize,
     bytes: usize,
     until: Instant,
 }
@@ -47,6 +48,8 @@ pub(super) struct StoredResponse {
     pub(super) body: String,
     /// Its input and output, as items of an `input`.
     pub(super) items: Vec<Json>,
+    /// How many of them are its input.
+    pub(super) inputs: usize,
 }
 
 impl Entries {
@@ -87,9 +90,9 @@ impl ResponseStore {
             entries.drop_oldest();
         }
         entries.bytes += bytes;
-        let StoredResponse { id, body, items } = response;
+        let StoredResponse { id, body, items, inputs } = response;
         let (body, items, until) = (body.into(), items.into(), now + LIFETIME);
-        entries.list.push_back(Entry { id, owner, body, items, bytes, until });
+        entries.list.push_back(Entry { id, owner, body, items, inputs, bytes, until });
     }
 
     /// A response as its client got it.
@@ -104,6 +107,13 @@ impl ResponseStore {
         let entries = self.entries(now);
         let position = entries.position(id, owner)?;
         Some(Arc::clone(&entries.list[position].items))
+    }
+
+    /// Its input items, oldest first.
+    pub(super) fn inputs(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Vec<Json>> {
+        let entries = self.entries(now);
+        let entry = &entries.list[entries.position(id, owner)?];
+        Some(entry.items[..entry.inputs.min(entry.items.len())].to_vec())
     }
 
     /// Deletes a response; returns whether there was one.
@@ -121,7 +131,12 @@ mod tests {
     use super::*;
 
     fn response(id: &str, bytes: usize) -> StoredResponse {
-        StoredResponse { id: id.to_owned(), body: "x".repeat(bytes), items: vec!["a".into()] }
+        StoredResponse {
+            id: id.to_owned(),
+            body: "x".repeat(bytes),
+            items: vec!["a".into()],
+            inputs: 1,
+        }
     }
 
     #[test]

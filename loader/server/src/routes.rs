@@ -47,6 +47,7 @@ pub(super) enum Target {
     SwapModel,
     VerifyModel,
     CountTokens,
+    CountInputTokens,
     Tokenize,
     Detokenize,
     TokenizerInfo,
@@ -60,6 +61,8 @@ pub(super) enum Target {
     LmStudioModels,
     LmStudioModel,
     ResponseShow,
+    ResponseInput,
+    ResponseCancel,
     ResponseForget,
 }
 
@@ -131,6 +134,18 @@ pub(super) const ROUTES: &[Route] = &[
         "Continue a conversation (OpenAI responses)",
     ),
     post(
+        "/v1/responses/compact",
+        Target::Generate(Dialect::Compaction),
+        Shape::OpenAi,
+        "Replace a conversation by a summary (OpenAI responses)",
+    ),
+    post(
+        "/v1/responses/input_tokens",
+        Target::CountInputTokens,
+        Shape::OpenAi,
+        "Count the tokens of a conversation (OpenAI responses)",
+    ),
+    post(
         "/v1/embeddings",
         Target::Embed(EmbeddingDialect::OpenAi),
         Shape::OpenAi,
@@ -140,6 +155,18 @@ pub(super) const ROUTES: &[Route] = &[
     post("/v2/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Cohere)"),
     post("/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Jina, TEI)"),
     get(RESPONSE, Target::ResponseShow, INFER, "Retrieve a stored response"),
+    get(
+        "/v1/responses/{id}/input_items",
+        Target::ResponseInput,
+        INFER,
+        "List what a stored response answers",
+    ),
+    post(
+        "/v1/responses/{id}/cancel",
+        Target::ResponseCancel,
+        Shape::OpenAi,
+        "Refused: no response runs in the background",
+    ),
     Route {
         method: "DELETE",
         path: RESPONSE,
@@ -262,12 +289,12 @@ pub(super) fn canonical(uri: &Uri) -> Option<Uri> {
 impl Route {
     /// Whether this is the route of a path, for its method.
     fn has(&self, path: &str) -> bool {
-        let id_after = |suffix| path.strip_prefix(self.path.strip_suffix(suffix)?);
-        match (id_after("{*id}"), id_after("{id}")) {
-            (Some(id), _) => !id.is_empty(),
-            (_, Some(id)) => !id.is_empty() && !id.contains('/'),
-            _ => self.path == path,
+        if let Some(before) = self.path.strip_suffix("{*id}") {
+            return path.strip_prefix(before).is_some_and(|id| !id.is_empty());
         }
+        let Some((before, after)) = self.path.split_once("{id}") else { return self.path == path };
+        let id = path.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        id.is_some_and(|id| !id.is_empty() && !id.contains('/'))
     }
 }
 
@@ -297,6 +324,8 @@ mod tests {
             ("/chat/completions", "/v1/chat/completions"),
             ("/embeddings", "/v1/embeddings"),
             ("/responses/resp_1", "/v1/responses/resp_1"),
+            ("/responses/resp_1/input_items", "/v1/responses/resp_1/input_items"),
+            ("/messages", "/v1/messages"),
             ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
             ("/api/v1/models", "/v1/models"),
             ("/openai/v1/completions", "/v1/completions"),

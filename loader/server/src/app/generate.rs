@@ -675,7 +675,10 @@ async fn collect(
     while let Some(update) = generation.next().await? {
         Answer::collect(&mut answers, update);
     }
-    Ok(writer.whole(answers))
+    match writer.refused(&answers) {
+        Some(error) => Err(error),
+        None => Ok(writer.whole(answers)),
+    }
 }
 
 /// `max_tokens` of the request, at most what the context length leaves after the prompt.

@@ -195,9 +195,11 @@ fn dialect_of(route: &Route) -> Option<String> {
         Target::Generate(dialect) => Some(format!("{dialect:?}").to_lowercase()),
         Target::Embed(_) => Some("embeddings".to_owned()),
         Target::Rerank => Some("rerank".to_owned()),
-        Target::CountTokens | Target::Tokenize | Target::Detokenize | Target::ApplyTemplate => {
-            Some("tokens".to_owned())
-        }
+        Target::CountTokens
+        | Target::CountInputTokens
+        | Target::Tokenize
+        | Target::Detokenize
+        | Target::ApplyTemplate => Some("tokens".to_owned()),
         _ => None,
     }
 }

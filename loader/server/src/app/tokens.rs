@@ -61,6 +61,20 @@ pub(super) async fn count_tokens(
     answer(app, &caller, request, parse, |parsed| parsed.model.as_deref(), count).await
 }
 
+/// Tokens of a conversation, as the input of a response.
+pub(super) async fn count_input_tokens(
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let parse = |body: &[u8]| Dialect::Responses.parse_counted(body);
+    let count = |served: &ServedModel, parsed| {
+        let tokens = served.tokens(&parsed)?.len();
+        Ok(json!({"object": "response.input_tokens", "input_tokens": tokens}))
+    };
+    answer(app, &caller, request, parse, |parsed| parsed.model.as_deref(), count).await
+}
+
 /// A text or a conversation, and whether the tokens that the tokenizer puts first are wanted.
 enum Tokenized {
     Conversation(Box<ParsedRequest>, FirstTokens),

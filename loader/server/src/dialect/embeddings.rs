@@ -65,7 +65,10 @@ impl EmbeddingDialect {
         let mut fields = Fields::new(parse_object(body)?);
         let inputs = match (self, fields.take(self.input())) {
             (Self::Ollama, Some(Json::Array(items))) if items.is_empty() => Vec::new(),
-            // A probe for the model.
+            // Ollama loads the model for whoever sends nothing.
+            (Self::Ollama | Self::OllamaSingle, Some(Json::String(text))) if text.is_empty() => {
+                Vec::new()
+            }
             (Self::Ollama | Self::OllamaSingle, None) => Vec::new(),
             (_, input) => completions::parse_prompts(input, self.input(), INPUTS_MAX)?,
         };

@@ -182,3 +182,121 @@ fn an_empty_input_is_answered() {
         assert_eq!(reply.status, 200, "{}", reply.body);
     }
 }
+
+#[test]
+fn a_trigger_makes_one_item_that_later_requests_continue() {
+    let server = start(vec![Step::Say(" Job wept. "), STOP]);
+    let body = json!({
+        "input": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Job."},
+            {"type": "compaction_trigger"}],
+        "tools": [function("weather")], "tool_choice": "required",
+    });
+    let whole = server.post(RESPONSES, &body).json();
+    let request = server.submitted();
+    assert!(request.constraint.is_none(), "a summary is text");
+    let model = shardpack_chat::model::ChatModel::open(super::scripted::kjv()).unwrap();
+    let asked = model.encode("Summarize this conversation").unwrap();
+    assert!(request.prompt.windows(asked.len()).any(|part| part == asked));
+    let item = whole["output"][0].clone();
+    assert_eq!(
+        (whole["output"].as_array().unwrap().len(), &item["type"]),
+        (1, &json!("compaction"))
+    );
+    let sealed = item["encrypted_content"].as_str().unwrap();
+    assert!(!sealed.contains("Job"), "{sealed}");
+
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = named_events(&server.post(RESPONSES, &streamed));
+    let _ = server.submitted();
+    let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names[2..],
+        ["response.output_item.added", "response.output_item.done", "response.completed"]
+    );
+    assert_eq!(events[3].1["item"]["encrypted_content"], sealed);
+
+    let continued = |body: Value| {
+        let reply = server.post(RESPONSES, &body);
+        assert_eq!(reply.header("x-shardpack-ignored-params"), None, "{}", reply.body);
+        prompt(&server)
+    };
+    let expected = "<|im_start|>user\nThe conversation before this was replaced by this summary of it:\n\
+                    Job wept.<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n";
+    let user = json!({"role": "user", "content": "and?"});
+    let shown = continued(json!({"input": [item, user]}));
+    assert!(shown.starts_with(expected), "{shown}");
+    // The summary alone is stored.
+    let shown = continued(json!({"previous_response_id": whole["id"], "input": [user]}));
+    assert!(shown.starts_with(expected), "{shown}");
+
+    let foreign = json!({"type": "compaction", "encrypted_content": "gAAAA"});
+    let reply = server.post(RESPONSES, &json!({"input": [foreign, user]}));
+    assert_eq!(reply.header("x-shardpack-ignored-params"), Some("input[0]"));
+    let early = json!({"input": [{"type": "compaction_trigger"}, user]});
+    let (status, message) = server.post(RESPONSES, &early).error();
+    assert!(
+        status == 400 && message.contains("input[0]: expected compaction_trigger as the last"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_compacted_history_is_the_users_messages_and_a_summary() {
+    let server = start(vec![Step::Say("Job wept."), STOP]);
+    let user = json!({"role": "user", "content": "who?"});
+    let body =
+        json!({"input": [user, {"role": "assistant", "content": "Job."}], "model": "kjv-4m"});
+    let found = server.post("/v1/responses/compact", &body).json();
+    assert_eq!(found["object"], "response.compaction");
+    let output = found["output"].as_array().unwrap();
+    assert_eq!(output.len(), 2, "{found}");
+    assert_eq!(output[0], json!({"role": "user", "content": "who?", "type": "message"}));
+    assert_eq!(output[1]["type"], "compaction");
+    let silent = start(vec![STOP]);
+    let (status, message) = silent.post("/v1/responses/compact", &body).error();
+    assert!(status == 500 && message.contains("no summary"), "{message}");
+}
+
+#[test]
+fn calls_of_the_apis_own_shell_are_calls_with_results() {
+    let server = start(vec![STOP]);
+    let body = json!({"input": [
+        {"role": "user", "content": "a"},
+        {"type": "local_shell_call", "call_id": "c1", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "call_id": "c1", "output": "files"},
+        {"type": "shell_call", "call_id": "c2", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "more"}]},
+    ]});
+    let reply = server.post(RESPONSES, &body);
+    assert_eq!(reply.header("x-shardpack-ignored-params"), None, "{}", reply.body);
+    let shown = prompt(&server);
+    for part in ["\"local_shell\"", "[\"ls\"]", "files", "{\"stdout\":\"more\"}"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}
+
+#[test]
+fn inputs_are_counted_and_listed() {
+    let server = start(vec![Step::Say("b"), STOP]);
+    let input = json!([{"role": "user", "content": "a"}, {"role": "user", "content": "c"}]);
+    let counted = server.post("/v1/responses/input_tokens", &json!({"input": input})).json();
+    assert_eq!(counted["object"], "response.input_tokens");
+    let made = server.post(RESPONSES, &json!({"input": input})).json();
+    assert_eq!(counted["input_tokens"], made["usage"]["input_tokens"]);
+    let path = format!("/v1/responses/{}", made["id"].as_str().unwrap());
+    let texts = |query: &str| -> (Vec<Value>, Value) {
+        let list = server.get(&format!("{path}/input_items{query}")).json();
+        let data = list["data"].as_array().unwrap();
+        assert_eq!(list["first_id"], data[0]["id"], "{list}");
+        (data.iter().map(|item| item["content"].clone()).collect(), list["has_more"].clone())
+    };
+    assert_eq!(texts(""), (vec!["c".into(), "a".into()], false.into()));
+    assert_eq!(texts("?order=asc&limit=1"), (vec!["a".into()], true.into()));
+    let first = server.get(&format!("{path}/input_items")).json()["first_id"].clone();
+    assert_eq!(texts(&format!("?after={}", first.as_str().unwrap())).0, ["a"]);
+    assert_eq!(server.get(&format!("{path}/input_items?limit=0")).status, 400);
+    assert_eq!(server.get("/v1/responses/resp_x/input_items").status, 404);
+    let (status, message) = server.post(&format!("{path}/cancel"), &json!({})).error();
+    assert!(status == 400 && message.contains("background"), "{message}");
+}

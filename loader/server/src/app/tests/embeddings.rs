@@ -107,9 +107,13 @@ fn ollamas_clients_get_embeddings() {
     assert_eq!(found, expected);
     let found = server.post("/api/embeddings", &json!({"model": "kjv-4m", "prompt": "a"})).json();
     assert_eq!(found, json!({"embedding": [0.0, 2.0]}));
-    // A probe.
-    let found = server.post("/api/embed", &json!({"model": "kjv-4m"})).json();
-    assert_eq!(found["embeddings"], json!([]));
+    // Probes, and what loads the model.
+    for input in [json!({}), json!({"input": ""}), json!({"input": []})] {
+        let found = server.post("/api/embed", &input).json();
+        assert_eq!(found["embeddings"], json!([]), "{input}");
+    }
+    let found = server.post("/api/embeddings", &json!({"prompt": ""})).json();
+    assert_eq!(found, json!({"embedding": []}));
     let reply = server.post("/api/embed", &json!({"model": "x", "input": "a"}));
     assert!(reply.status == 404 && reply.body.contains("not found"), "{}", reply.body);
 }

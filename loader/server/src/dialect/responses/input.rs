@@ -2,8 +2,9 @@
 
 use shardpack_chat::json::{Json, Object};
 
+use super::compaction;
 use crate::{
-    dialect::{params::MESSAGES_MAX, tools::SEARCH},
+    dialect::{params::MESSAGES_MAX, to_json, tools::SEARCH},
     error::ApiError,
 };
 
@@ -120,6 +121,37 @@ impl Turns<'_> {
             "tool_search_output" => self.found(&item),
             // Its tools stand among the request's.
             "additional_tools" => {}
+            "compaction" | "compaction_summary" | "context_compaction" => {
+                match compaction::summary(&item) {
+                    Some(summary) => {
+                        self.close();
+                        self.messages.push(summary);
+                    }
+                    // Another server's.
+                    None => self.ignored.push(path.to_owned()),
+                }
+            }
+            "local_shell_call" | "shell_call" | "apply_patch_call" => {
+                let action = ["action", "operation"].iter().find_map(|key| item.get(key));
+                let arguments = action.cloned().unwrap_or_else(|| Json::Object(Object::default()));
+                let name = kind.trim_end_matches("_call").to_owned();
+                self.call(text(&item, "call_id", path)?, name, arguments);
+            }
+            "local_shell_call_output" | "shell_call_output" | "apply_patch_call_output" => {
+                let id = ["call_id", "id"].iter().find_map(|key| item.get(key)?.as_str());
+                let id = id.map(str::to_owned);
+                let output = match item.remove("output").unwrap_or_default() {
+                    Json::String(text) => text,
+                    // What each command wrote.
+                    other => to_json(&other),
+                };
+                self.close();
+                let Json::Object(mut result) = message("tool", output.into()) else {
+                    return Ok(());
+                };
+                result.set("tool_call_id", id.map_or(Json::Null, Into::into));
+                self.messages.push(Json::Object(result));
+            }
             _ => self.ignored.push(path.to_owned()),
         }
         Ok(())

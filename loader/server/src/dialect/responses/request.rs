@@ -1,12 +1,13 @@
 //! Parses responses requests.
 
 use shardpack_chat::{
-    conversation::{ChatRequest, Reasoning, Tool},
+    conversation::{ChatRequest, Reasoning, ResponseFormat, Tool, ToolChoice},
     json::{Json, Object},
 };
 
 use super::{
     ClientTool, Options,
+    compaction::{self, Compaction},
     input::{brought_tools, parse_input},
     references,
 };
@@ -34,7 +35,8 @@ pub(in crate::dialect) fn parse(
     let mut ignored = Vec::new();
     let instructions = fields.string("instructions")?;
     let input = join(fields.string("previous_response_id")?, fields.take("input"), earlier)?;
-    let input = references::resolve(input, earlier, &mut ignored)?;
+    let mut input = references::resolve(input, earlier, &mut ignored)?;
+    options.compaction = Compaction::take(&mut input)?;
     options.store = fields.boolean("store")?.unwrap_or(true);
     options.items = items(input.as_ref()).filter(|_| options.store).unwrap_or_default();
     let tools = fields.array("tools")?.unwrap_or_default();
@@ -42,14 +44,21 @@ pub(in crate::dialect) fn parse(
     let mut ignored_tools = Vec::new();
     let tools = parse_tools_and_more(tools, "tools", brought, &mut ignored_tools)?;
     let name = |namespace: Option<&str>, name: &str| model_name(&tools, namespace, name);
-    let messages = parse_input(instructions, input, &name, &mut ignored)?;
+    let mut messages = parse_input(instructions, input, &name, &mut ignored)?;
     ignored.append(&mut ignored_tools);
+    let compacts = !options.compaction.is_none();
+    if compacts {
+        messages.push(compaction::request());
+    }
     let messages = parse_messages(messages, "input")?;
     let tool_choice = parse_tool_choice(fields.take("tool_choice").as_ref(), &tools)?;
+    // A summary is text, whatever answers are.
+    let tool_choice = if compacts { ToolChoice::None } else { tool_choice };
     let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let template_kwargs = parse_template_kwargs(&mut fields)?;
     let mut text = Fields::new(fields.object("text")?.unwrap_or_default());
     let response_format = parse_response_format(text.object("format")?, "text.format")?;
+    let response_format = if compacts { ResponseFormat::Text } else { response_format };
     let mut sampling = parse_sampling(&mut fields)?;
     sampling.choices = None;
     let wants_logprobs = wants_logprobs(&mut fields)?;
@@ -94,8 +103,32 @@ pub(in crate::dialect) fn parse(
     })
 }
 
+/// Parses the body of a request for a summary of a conversation.
+pub(in crate::dialect) fn parse_compact(
+    mut body: Object,
+    earlier: StoredItems<'_>,
+) -> Result<ParsedRequest, ApiError> {
+    let previous = body.get("previous_response_id").and_then(Json::as_str).map(str::to_owned);
+    let whole = join(previous, body.get("input").cloned(), earlier)?;
+    let history = Compaction::of_history(whole.as_ref());
+    let mut items = items(whole.as_ref()).unwrap_or_default();
+    let mut trigger = Object::default();
+    trigger.set("type", "compaction_trigger".into());
+    items.retain(|item| *item != Json::Object(trigger.clone()));
+    items.push(Json::Object(trigger));
+    body.set("input", Json::Array(items));
+    body.set("store", Json::Bool(false));
+    body.set("stream", Json::Bool(false));
+    body.remove("previous_response_id");
+    let mut parsed = parse(body, earlier)?;
+    if let WriterOptions::Responses(options) = &mut parsed.writer_options {
+        options.compaction = history;
+    }
+    Ok(parsed)
+}
+
 /// The items of an input; a text is one message.
-fn items(input: Option<&Json>) -> Option<Vec<Json>> {
+pub(super) fn items(input: Option<&Json>) -> Option<Vec<Json>> {
     match input? {
         Json::Array(items) => Some(items.clone()),
         text @ Json::String(_) => {
@@ -164,6 +197,7 @@ impl Options {
             store: true,
             previous_response_id: member("previous_response_id"),
             items: Vec::new(),
+            compaction: Compaction::None,
             keeper: None,
             instructions: member("instructions"),
             max_output_tokens: member("max_output_tokens"),

@@ -8,9 +8,10 @@ use shardpack_chat::{
     json::Json,
 };
 
+use super::compaction::{Compaction, sealed};
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, custom_input, json_logprob, to_json},
-    error::ApiError,
+    error::{ApiError, ErrorKind},
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     response_store::{ResponseStore, StoredResponse},
     usage::AnswerUsage,
@@ -25,6 +26,8 @@ pub(crate) struct Options {
     pub(super) previous_response_id: Json,
     /// Input items, earlier turns included; empty where the response is not stored.
     pub(super) items: Vec<Json>,
+    /// Whether a summary takes the place of an answer.
+    pub(super) compaction: Compaction,
     pub(super) keeper: Option<(Arc<ResponseStore>, Option<String>)>,
     pub(super) instructions: Json,
     pub(super) max_output_tokens: Json,
@@ -76,6 +79,7 @@ struct Open {
 enum Kind {
     Reasoning,
     Message,
+    Summary,
     Call { call_id: String, name: String, namespace: Option<String>, tool: ToolKind },
 }
 
@@ -105,6 +109,16 @@ impl ResponsesWriter {
     }
 
     fn response(&self, status: &str) -> Value {
+        if let Compaction::History(users) = &self.options.compaction {
+            let users = users.iter().filter_map(|item| serde_json::to_value(item).ok());
+            return json!({
+                "id": format!("resp_{}", self.identity.id),
+                "object": "response.compaction",
+                "created_at": self.identity.created,
+                "output": users.chain(self.output.iter().cloned()).collect::<Vec<Value>>(),
+                "usage": self.end.map(|(_, usage)| self.usage(usage)),
+            });
+        }
         let Options { tools_by_name: _, instructions, max_output_tokens, metadata, .. } =
             &*self.options;
         let options = &*self.options;
@@ -143,11 +157,16 @@ impl ResponsesWriter {
     fn store(&mut self, response: &Value) {
         let Some((store, owner)) = self.options.keeper.take() else { return };
         let mut items = std::mem::take(&mut self.options.items);
+        if !self.options.compaction.is_none() {
+            // The summary is what later requests continue.
+            items.clear();
+        }
+        let inputs = items.len();
         let output = self.output.iter().map(|item| Json::parse(item.to_string().as_bytes()));
         items.extend(output.map(|item| item.expect("JSON is JSON")));
         let id = format!("resp_{}", self.identity.id);
         let body = to_json(response);
-        store.put(StoredResponse { id, body, items }, owner, Instant::now());
+        store.put(StoredResponse { id, body, items, inputs }, owner, Instant::now());
     }
 
     fn usage(&self, usage: AnswerUsage) -> Value {
@@ -216,7 +235,7 @@ impl ResponsesWriter {
                 let done = json!({"input": input});
                 self.item_event("response.custom_tool_call_input.done", done, out);
             }
-            Kind::Call { .. } => {}
+            Kind::Summary | Kind::Call { .. } => {}
         }
         if let Some(part) = part {
             let done = json!({"content_index": 0, "part": part});
@@ -230,6 +249,15 @@ impl ResponsesWriter {
 
     fn write_delta(&mut self, delta: OutputDelta, tokens: &[TokenLogprob], out: &mut String) {
         match delta {
+            OutputDelta::Content(text) if !self.options.compaction.is_none() => {
+                // Blanks before a summary are none.
+                if self.open.is_some() || !text.trim().is_empty() {
+                    self.open(Kind::Summary, out);
+                    self.grow(&text);
+                }
+            }
+            // How the model comes to a summary is no item.
+            _ if !self.options.compaction.is_none() => {}
             OutputDelta::Reasoning(text) => {
                 self.open(Kind::Reasoning, out);
                 self.grow(&text);
@@ -277,6 +305,11 @@ impl ResponsesWriter {
         }
     }
 
+    /// Whether a summary was asked for and the model wrote none.
+    fn lacks_summary(&self) -> bool {
+        !self.options.compaction.is_none() && self.output.is_empty()
+    }
+
     fn grow(&mut self, text: &str) {
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
@@ -293,6 +326,7 @@ impl Kind {
         match self {
             Self::Reasoning => "rs",
             Self::Message => "msg",
+            Self::Summary => "cmp",
             Self::Call { tool: ToolKind::Function, .. } => "fc",
             Self::Call { tool: ToolKind::Custom, .. } => "ctc",
             Self::Call { tool: ToolKind::Search, .. } => "tsc",
@@ -309,7 +343,7 @@ impl Open {
                 "type": "output_text", "text": self.text, "annotations": [],
                 "logprobs": self.logprobs,
             })),
-            Kind::Call { .. } => None,
+            Kind::Summary | Kind::Call { .. } => None,
         }
     }
 
@@ -325,6 +359,10 @@ impl Open {
                 "id": self.id, "type": "message", "role": "assistant", "status": status,
                 "content": content,
             }),
+            Kind::Summary => {
+                let content = if begun { sealed(&self.text) } else { String::new() };
+                json!({"id": self.id, "type": "compaction", "encrypted_content": content})
+            }
             Kind::Call { call_id, name, namespace, tool } => {
                 let mut item = json!({
                     "id": self.id, "type": "function_call", "call_id": call_id, "status": status,
@@ -353,6 +391,11 @@ impl Open {
     }
 }
 
+fn no_summary() -> ApiError {
+    let message = "the model wrote no summary of the conversation: ask again, or with a larger max_output_tokens";
+    ApiError::new(ErrorKind::Internal, message)
+}
+
 impl Writer for ResponsesWriter {
     fn begin(&mut self, out: &mut String) {
         for name in ["response.created", "response.in_progress"] {
@@ -373,6 +416,9 @@ impl Writer for ResponsesWriter {
         // A call that is still open was cut off, whatever ended the answer.
         let is_call = self.open.as_ref().is_some_and(|open| open.kind.is_call());
         self.close(if is_call { "incomplete" } else { status }, out);
+        if self.lacks_summary() {
+            return self.fail(&no_summary(), out);
+        }
         let response = self.response(status);
         self.store(&response);
         self.event(&format!("response.{status}"), json!({"response": response}), out);
@@ -383,6 +429,11 @@ impl Writer for ResponsesWriter {
         let code = error.code.unwrap_or("server_error");
         response["error"] = json!({"code": code, "message": error.message});
         self.event("response.failed", json!({"response": response}), out);
+    }
+
+    fn refused(&self, answers: &[Answer]) -> Option<ApiError> {
+        let is_empty = answers.iter().all(|answer| answer.content.trim().is_empty());
+        (!self.options.compaction.is_none() && is_empty).then(no_summary)
     }
 
     fn whole(&mut self, answers: Vec<Answer>) -> String {
