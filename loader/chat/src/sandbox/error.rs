@@ -60,6 +60,14 @@ pub enum Cause {
     Ended(String),
 }
 
+impl Cause {
+    /// Whether the request took more than it may, of time or memory.
+    #[must_use]
+    pub const fn is_expense(&self) -> bool {
+        matches!(self, Self::Memory | Self::Killed | Self::Capacity | Self::Time(_))
+    }
+}
+
 /// A sandbox gives no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
@@ -104,12 +112,6 @@ impl SandboxError {
     /// Whether it took more than it may.
     #[must_use]
     pub const fn is_expense(&self) -> bool {
-        matches!(
-            self,
-            Self::Died {
-                cause: Cause::Memory | Cause::Killed | Cause::Capacity | Cause::Time(_),
-                ..
-            }
-        )
+        matches!(self, Self::Died { cause, .. } if cause.is_expense())
     }
 }

@@ -1,5 +1,6 @@
 //! The sandboxes of one model: as many as requests need at once, up to a few, each with one request at
-//! a time. One that ends is replaced in the background; where they keep ending, after a pause.
+//! a time, in their tenants' turns. One that ends is replaced in the background; where they keep ending,
+//! after a pause: of the tenant where its requests cost too much, else of the model.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -10,16 +11,13 @@ use std::{
 use super::{
     error::{Cause, SandboxError, Work},
     process::{Process, SandboxProgram, time},
+    turns::{Ends, PAUSE, TenantEnds, Turns, tenant},
     wire::Frame,
 };
 
-/// Most processes of one model: each holds its tokenizer, 100 MiB of the largest.
+/// Most processes of one model for one tenant: each holds its tokenizer, 100 MiB of the largest. One more
+/// is started when another tenant waits.
 const PROCESSES_MAX: usize = 4;
-/// Ends in a row, without an answer between them, after which they are started with a pause.
-const ENDS_BEFORE_PAUSE: u32 = 3;
-/// The first pause, and the longest; each is twice as long as the one before.
-const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// The sandboxes of one model, which end with it.
 pub struct Sandbox(Arc<Inner>);
@@ -28,7 +26,8 @@ struct Inner {
     program: SandboxProgram,
     /// Opens the model in a new process.
     open: Frame,
-    most: usize,
+    /// Most processes of one tenant.
+    most_of_one: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -39,11 +38,10 @@ struct State {
     /// All of them: idle, at work and being started.
     processes: usize,
     starting: usize,
-    /// Ends since the last answer, and how the last one was.
-    ends: u32,
-    last: Option<Cause>,
-    /// When the next may be started.
-    pause: Option<Instant>,
+    turns: Turns,
+    /// Ends that the model is to blame for: the next process is started after their pause.
+    ends: Ends,
+    tenant_ends: TenantEnds,
     is_closed: bool,
 }
 
@@ -67,7 +65,7 @@ impl Sandbox {
         let inner = Inner {
             program: program.clone(),
             open,
-            most: cores.clamp(2, PROCESSES_MAX),
+            most_of_one: cores.clamp(2, PROCESSES_MAX),
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
@@ -84,16 +82,16 @@ impl Sandbox {
     }
 
     fn ask_one(&self, request: &Frame) -> Result<Frame, SandboxError> {
-        let time = time(request);
-        let mut process = Inner::take(&self.0, time)?;
+        let (time, tenant) = (time(request), tenant());
+        let mut process = Inner::take(&self.0, time, tenant)?;
         match process.exchange(request, time) {
             Ok(reply) => {
-                self.0.give_back(process);
+                self.0.give_back(process, tenant);
                 Ok(reply)
             }
             Err(cause) => {
                 drop(process);
-                Inner::ended(&self.0, &cause);
+                Inner::ended(&self.0, &cause, tenant);
                 Err(SandboxError::Died { work: Work::Prompt, cause })
             }
         }
@@ -114,42 +112,68 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process without work, within `time`.
-    fn take(self: &Arc<Self>, time: Duration) -> Result<Process, SandboxError> {
-        let deadline = Instant::now() + time;
+    /// A process without work, within `time`, in the tenant's turn.
+    fn take(self: &Arc<Self>, time: Duration, tenant: u64) -> Result<Process, SandboxError> {
         let mut state = self.state();
+        if let Some((cause, wait)) = state.tenant_ends.wait(tenant, Instant::now()) {
+            return Err(SandboxError::Resting { cause, wait });
+        }
+        let ticket = state.turns.queue(tenant);
+        let (mut state, taken) = self.wait_for_turn(state, ticket, Instant::now() + time);
+        if taken.is_ok() {
+            state.turns.begin(ticket);
+        } else {
+            state.turns.leave(ticket);
+        }
+        drop(state);
+        // Another one may be next now.
+        self.changed.notify_all();
+        taken.map_err(|error| error.unwrap_or(SandboxError::Busy(time)))
+    }
+
+    /// Waits until it is the ticket's turn and a process is free; no error is the deadline.
+    fn wait_for_turn<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        ticket: u64,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, State>, Result<Process, Option<SandboxError>>) {
         loop {
-            while let Some(mut process) = state.idle.pop() {
+            let next = state.turns.next(self.most_of_one);
+            while next == Some(ticket)
+                && let Some(mut process) = state.idle.pop()
+            {
                 if process.is_running() {
-                    return Ok(process);
+                    return (state, Ok(process));
                 }
                 // Somebody else ended it.
                 state.processes -= 1;
             }
-            let pause = state.pause.map(|pause| pause.saturating_duration_since(Instant::now()));
-            let wait = pause.filter(|wait| !wait.is_zero());
+            let wait = state.ends.wait(Instant::now());
             if state.processes == 0
-                && let (Some(wait), Some(cause)) = (wait, state.last.clone())
+                && let (Some(wait), Some(cause)) = (wait, state.ends.last.clone())
             {
-                return Err(SandboxError::Resting { cause, wait });
+                return (state, Err(Some(SandboxError::Resting { cause, wait })));
             }
             // One that is being started serves the next who waits.
-            if state.starting == 0 && state.processes < self.most && wait.is_none() {
+            let is_needed = next.is_some() && state.idle.is_empty() && state.starting == 0;
+            if is_needed && state.processes <= self.most_of_one && wait.is_none() {
                 self.start_another(&mut state);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(SandboxError::Busy(time));
+                return (state, Err(None));
             }
             let waited = self.changed.wait_timeout(state, wait.map_or(left, |wait| wait.min(left)));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn give_back(&self, process: Process) {
+    fn give_back(&self, process: Process, tenant: u64) {
         let mut state = self.state();
-        state.ends = 0;
-        state.pause = None;
+        state.turns.end(tenant);
+        state.tenant_ends.answered(tenant);
+        state.ends = Ends::default();
         if state.is_closed {
             drop(state);
             drop(process);
@@ -157,15 +181,20 @@ impl Inner {
         }
         state.idle.push(process);
         drop(state);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
-    /// A process has ended; another one is started unless too many have.
-    fn ended(self: &Arc<Self>, cause: &Cause) {
+    /// A process has ended on a tenant's request; another one is started unless too many have.
+    fn ended(self: &Arc<Self>, cause: &Cause, tenant: u64) {
         let mut state = self.state();
         state.processes -= 1;
-        state.count(cause);
-        if state.pause.is_none() && state.processes == 0 {
+        state.turns.end(tenant);
+        if cause.is_expense() {
+            state.tenant_ends.count(tenant, cause, Instant::now());
+        } else {
+            state.ends.count(cause, Instant::now());
+        }
+        if state.ends.pause.is_none() && state.processes == 0 {
             self.start_another(&mut state);
         }
         drop(state);
@@ -193,9 +222,9 @@ impl Inner {
                         SandboxError::Died { cause, .. } => cause,
                         error => Cause::Ended(error.to_string()),
                     };
-                    state.count(&cause);
+                    state.ends.count(&cause, Instant::now());
                     // The system has no process to give: the next is not tried at once.
-                    state.pause = state.pause.or(Some(Instant::now() + PAUSE));
+                    state.ends.pause = state.ends.pause.or(Some(Instant::now() + PAUSE));
                 }
             }
             drop(state);
@@ -205,18 +234,5 @@ impl Inner {
             state.processes -= 1;
             state.starting -= 1;
         }
-    }
-}
-
-impl State {
-    /// Counts an end, and pauses where there were several.
-    fn count(&mut self, cause: &Cause) {
-        self.ends = self.ends.saturating_add(1);
-        self.last = Some(cause.clone());
-        let more = self.ends.checked_sub(ENDS_BEFORE_PAUSE);
-        self.pause = more.map(|more| {
-            let pause = PAUSE.saturating_mul(1 << more.min(16)).min(PAUSE_MAX);
-            Instant::now() + pause
-        });
     }
 }

@@ -18,6 +18,7 @@ use shardpack_chat::{
     output::{self, OutputPlanError},
     prompt::PromptFailure,
     prompt_side::PromptSideError,
+    sandbox::for_tenant,
     text::Detokenizer,
     tools::CompileBudget,
 };
@@ -189,7 +190,7 @@ impl AppState {
         let turn = self.reading.take(tenant.id).await;
         let prepared = tasks::blocking(move || {
             let _turn = turn;
-            let prepared = entered.prepare(&parsed, None);
+            let prepared = for_tenant(tenant.id, || entered.prepare(&parsed, None));
             (parsed, entered, prepared)
         });
         // A panic ends the connection.
@@ -223,7 +224,7 @@ impl AppState {
         let prepared = background::run(move || {
             let _turn = turn;
             let budget = CompileBudget::default();
-            let prepared = entered.prepare(&parsed, Some(&budget));
+            let prepared = for_tenant(tenant.id, || entered.prepare(&parsed, Some(&budget)));
             (parsed, entered, prepared, budget.spent())
         });
         let prepared = prepared.await.expect("a panic ends the connection");

@@ -3,6 +3,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use axum::http::Uri;
+use shardpack_chat::sandbox::for_tenant;
 use shardpack_engine_api::Tenant;
 
 use super::{AppState, generate::failed, middleware::Caller};
@@ -84,7 +85,7 @@ impl AppState {
         blocking(move || {
             // Held to the end, whether or not anybody waits for it.
             let _turn = turn;
-            work()
+            for_tenant(tenant.id, work)
         })
         .await
     }
