@@ -18,7 +18,7 @@ use super::{
     model::ChatModel,
     tools::{
         ArgumentValidator, CompileBudget, ConstrainedTool, ConstraintSpec, GrammarError,
-        OutputFormat, ParserOptions, TextForm, ToolCallParser, ToolSpec, lark,
+        OutputFormat, ParserOptions, TextForm, ToolCallParser, ToolSpec, lark, localised,
     },
 };
 use compiled::{Compiled, compile};
@@ -160,8 +160,10 @@ fn callable(request: &ChatRequest) -> Result<CallableTools<'_>, OutputPlanError>
     Ok(CallableTools { tools, is_required, is_named })
 }
 
+/// A tool's schema, with references that everything after this follows.
 fn schema(tool: &Tool) -> Value {
-    tool.parameters.as_ref().map_or(Value::Bool(true), to_value)
+    let parameters = tool.parameters.as_ref().map(to_value);
+    parameters.map_or(Value::Bool(true), |schema| localised(&schema))
 }
 
 /// A tool for the grammar: its objects are closed unless it is strict, as those of answers are.

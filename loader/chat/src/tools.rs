@@ -6,8 +6,8 @@
 //! `json_scan` (incremental JSON scanner), `calls` (ids and deltas of the calls so far), the kinds
 //! of tool-call formats (`json_calls` with `call_object`; `tagged_arguments` with `value`;
 //! `minimax`; `pythonic`; `gemma`; `harmony`), `parser` (picks the format and tells calls,
-//! reasoning and content apart); then `schema` (JSON schema in terms that the grammar compiler
-//! enforces), `grammar` (of calls and of structured output), `constraint` (token masks), and
+//! reasoning and content apart); then `schema` (which schemas apply to a value; JSON schema in terms
+//! that the grammar compiler enforces), `grammar` (of calls and of structured output), `constraint` (token masks), and
 //! `argument_validator` (complete calls whose schema no grammar enforces).
 
 mod argument_validator;
@@ -36,3 +36,4 @@ pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{OutputFormat, ParserOptions, ToolCallParser};
 pub(crate) use schema::SchemaError;
 pub(crate) use schema::advice;
+pub(crate) use schema::references::localised;

@@ -174,12 +174,17 @@ fn advise_text(
     if alone(&schema).is_none_or(|error| error.is_transient()) {
         return;
     }
+    let mut is_refused = false;
     let advice = advice::soften_until(&schema, |schema| match alone(schema) {
         None => Ok(()),
-        Some(GrammarError::Schema(error)) => Err(error),
+        Some(GrammarError::Schema(error)) => {
+            // An answer with another number than the one asked for is worse than none.
+            is_refused |= advice::NUMBERS.contains(&error.keyword.as_str());
+            Err(error)
+        }
         Some(error) => Err(SchemaError::new("schema", error.to_string())),
     });
-    if advice.left_out.iter().any(|place| place == "schema") {
+    if is_refused || advice.left_out.iter().any(|place| place == "schema") {
         // Nothing of it remains: a refusal says more.
         return;
     }

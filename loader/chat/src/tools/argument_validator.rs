@@ -2,12 +2,12 @@
 //! `uniqueItems` need the complete value. The call is held back until it is complete, and is a call
 //! only if it validates.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use jsonschema::{PatternOptions, Validator};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::schema::SchemaError;
+use super::schema::{SchemaError, pattern_limit, references::localised};
 
 /// Schemas within a schema with its references followed. Validating a call costs at most so
 /// many steps for each value in it.
@@ -24,16 +24,11 @@ pub struct ArgumentValidator(Arc<Validator>);
 impl ArgumentValidator {
     /// For a client's schema; refused if validation could take long or is undefined.
     pub fn new(schema: &Value) -> Result<Self, SchemaError> {
-        let mut walk = Walk { root: schema, followed: Vec::new(), left: NODES_MAX };
+        let schema = &localised(schema);
+        let mut walk =
+            Walk { root: schema, followed: Vec::new(), left: NODES_MAX, pattern_bytes: 0 };
         walk.visit(schema, 0)?;
-        // Patterns without look-around, whose time is linear.
-        let patterns =
-            PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
-        let validator = jsonschema::options().with_pattern_options(patterns).build(schema);
-        let validator = validator.map_err(|error| {
-            let reason: String = error.to_string().chars().take(300).collect();
-            SchemaError::new("schema", reason)
-        })?;
+        let validator = build(schema).map_err(|reason| SchemaError::new("schema", reason))?;
         Ok(Self(Arc::new(validator)))
     }
 
@@ -44,12 +39,28 @@ impl ArgumentValidator {
     }
 }
 
+/// A validator with patterns without look-around, whose time is linear.
+fn build(schema: &Value) -> Result<Validator, String> {
+    let patterns =
+        PatternOptions::regex().size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX);
+    let built = jsonschema::options().with_pattern_options(patterns).build(schema);
+    built.map_err(|error| error.to_string().chars().take(300).collect())
+}
+
+/// Whether a pattern of `patternProperties` is a name's; none is that cannot be compiled.
+pub(super) fn matches_name(pattern: &str, name: &str) -> bool {
+    let validator = build(&serde_json::json!({ "pattern": pattern }));
+    validator.is_ok_and(|validator| validator.is_valid(&Value::from(name)))
+}
+
 /// Walks all that a schema consists of, references followed, as if it were a tree.
 struct Walk<'a> {
     root: &'a Value,
     /// References on the way to here.
     followed: Vec<&'a str>,
     left: usize,
+    /// Of patterns so far.
+    pattern_bytes: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -70,6 +81,7 @@ impl<'a> Walk<'a> {
                         return Err(SchemaError::new(keyword, "it is not supported; use $ref"));
                     }
                 }
+                self.count_patterns(object)?;
                 if let Some(Value::String(reference)) = object.get("$ref") {
                     self.follow(reference, depth)?;
                 }
@@ -77,6 +89,15 @@ impl<'a> Walk<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Before any of them is compiled.
+    fn count_patterns(&mut self, object: &Map<String, Value>) -> Result<(), SchemaError> {
+        let own = object.get("pattern").and_then(Value::as_str).map_or(0, str::len);
+        let named = object.get("patternProperties").and_then(Value::as_object);
+        let named: usize = named.into_iter().flat_map(Map::keys).map(String::len).sum();
+        self.pattern_bytes += own + named;
+        pattern_limit::check_bytes(self.pattern_bytes)
     }
 
     fn follow(&mut self, reference: &'a str, depth: usize) -> Result<(), SchemaError> {
@@ -88,8 +109,7 @@ impl<'a> Walk<'a> {
         let Some(pointer) = reference.strip_prefix('#') else {
             return refused("only references within the schema are supported");
         };
-        let pointer = unescape(pointer);
-        let Some(target) = self.root.pointer(&pointer) else {
+        let Some(target) = self.root.pointer(pointer) else {
             return refused("it points to nothing in the schema");
         };
         self.followed.push(reference);
@@ -97,24 +117,6 @@ impl<'a> Walk<'a> {
         self.followed.pop();
         Ok(())
     }
-}
-
-/// A pointer out of a URI's fragment, where any byte may be written as `%` and two digits.
-fn unescape(fragment: &str) -> Cow<'_, str> {
-    if !fragment.contains('%') {
-        return fragment.into();
-    }
-    let mut bytes = Vec::with_capacity(fragment.len());
-    let mut rest = fragment.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let digits = tail.get(..2).filter(|_| *first == b'%');
-        let byte = digits
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &tail[2..] } else { tail };
-    }
-    String::from_utf8_lossy(&bytes).into_owned().into()
 }
 
 #[cfg(test)]

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::argument_validator::ArgumentValidator;
+use super::{
+    argument_validator::ArgumentValidator,
+    schema::{applicable::Applicable, references::followed},
+};
 use crate::conversation::OutputDelta;
 
 /// A tool that the model may call, as far as parsing needs it.
@@ -74,11 +77,26 @@ impl ToolCalls {
         self.completed
     }
 
-    /// Schema of an argument of the open call's tool, and the whole schema it stands in.
-    pub(super) fn argument_schema(&self, key: &str) -> Option<(&Value, &Value)> {
+    /// The schemas that may apply to an argument of the open call's tool.
+    pub(super) fn argument(&self, key: &str) -> Option<Applicable<'_>> {
         let open = self.open.as_ref()?;
         let tool = self.tools.iter().find(|tool| tool.name == open.name)?;
-        Some((tool.schema.get("properties")?.get(key)?, &tool.schema))
+        Applicable::root(&tool.schema).member(key)
+    }
+
+    /// Whether the open call, with this behind what was written of it, has the arguments that its
+    /// schema requires: one that was cut short has not.
+    pub(super) fn has_required(&self, end: &str) -> bool {
+        let Some(open) = &self.open else { return false };
+        let Some(tool) = self.tools.iter().find(|tool| tool.name == open.name) else {
+            return false;
+        };
+        let whole =
+            if open.arguments.is_empty() { "{}" } else { &format!("{}{end}", open.arguments) };
+        let Ok(Value::Object(arguments)) = serde_json::from_str(whole) else { return false };
+        let required = followed(&tool.schema, &tool.schema).get("required");
+        let mut required = required.and_then(Value::as_array).into_iter().flatten();
+        required.all(|name| name.as_str().is_none_or(|name| arguments.contains_key(name)))
     }
 
     /// A call begins; false, without effect, if there is no such tool.

@@ -23,21 +23,25 @@ use shardpack_formats::{ThinkingStyle, ToolFamily};
 
 use super::{
     grammar::{ConstrainedTool, TextForm, Writer},
-    parser::OutputFormat,
+    parser::{GENERIC, OutputFormat},
     schema::SchemaError,
 };
 use crate::conversation::PlainText;
 pub use budget::CompileBudget;
-use cache::Cache;
+use cache::{Cache, Compiled};
 use compiler::{CompileError, CompileTime, Compiler};
 use numbers::NumberEnd;
-use trigger::{Trigger, Triggers};
+use trigger::{Trigger, Triggers, call_opener};
 
 /// Longest processor time that a grammar may take to compile. Real ones take some milliseconds.
 pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Longest time on the clock: compiling has a low priority.
 const COMPILE_CLOCK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes in memory for each of a grammar's text, besides its lexer: a pattern of 2 MB was seen to take
+/// 14 MB.
+const GRAMMAR_FACTOR: usize = 8;
 
 /// The constraint of an output; the server writes it, rank 0 reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -256,10 +260,18 @@ impl Grammars {
         if family == ToolFamily::LlamaPythonic {
             triggers.matchers.push(grammar(ToolFamily::LlamaJson)?);
         }
-        if matches!(family, ToolFamily::QwenXml | ToolFamily::SeedXml) {
+        if matches!(family, ToolFamily::QwenXml | ToolFamily::SeedXml | ToolFamily::MinimaxM2) {
             let mut writer = Writer::new(&self.format);
             writer.begun(family, &spec.tools, spec.one_call)?;
             triggers.matchers.push(Arc::new(self.matcher(writer.finish("call"), budget)?));
+        } else if call_opener(family).is_some() {
+            let mut writer = Writer::new(&self.format);
+            let start = writer.begun_call(family, &spec.tools, spec.one_call)?;
+            triggers.matchers.push(Arc::new(self.matcher(writer.finish(&start), budget)?));
+        }
+        if self.format.takes_generic_calls() {
+            triggers.add_generic(&self.format, triggers.matchers.len());
+            triggers.matchers.push(grammar(GENERIC)?);
         }
         Ok(triggers)
     }
@@ -283,16 +295,19 @@ impl Grammars {
         let (compiled, took) = self.compiler.compile(grammar, most);
         budget.spend(took);
         let result = match compiled {
-            Ok(matcher) => match matcher.get_error() {
-                Some(message) => Err(explain(&message)),
-                None => Ok(matcher),
-            },
+            Ok(compiled) => compiled.matcher.get_error().map_or_else(
+                || {
+                    let size_bytes = compiled.size_bytes + GRAMMAR_FACTOR * key.len();
+                    Ok(Compiled { size_bytes, ..compiled.clone() })
+                },
+                |message| Err(explain(&message)),
+            ),
             Err(CompileError::Refused(message)) => Err(explain(&message)),
             Err(CompileError::Timeout) => Err(GrammarError::Timeout),
             Err(CompileError::Busy) => Err(GrammarError::Busy),
         };
         self.cache.put(&key, &result);
-        result
+        result.map(|compiled| compiled.matcher)
     }
 }
 

@@ -205,7 +205,7 @@ impl GemmaSection {
         self.separate(calls);
         calls.arguments(&format!("{}: ", Value::from(key.as_str())));
         if self.open.len() == 1 {
-            self.reading = Some(reading(calls.argument_schema(&key)));
+            self.reading = Some(reading(calls.argument(&key).as_ref()));
         }
         self.state = State::Value;
         Progress::Again

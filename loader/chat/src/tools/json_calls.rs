@@ -9,7 +9,7 @@ use super::{
     calls::ToolCalls,
     input::{Expect, Input, Progress},
     json_scan::{JsonScan, ScanOutcome},
-    marker::{Markers, is_code},
+    marker::{Found, Markers, find, is_code},
 };
 
 /// Bytes of the text between a call's marker and its arguments.
@@ -19,7 +19,7 @@ const HEAD_BYTES_MAX: usize = 512;
 #[derive(Debug)]
 pub(super) struct JsonCallFormat {
     family: ToolFamily,
-    /// What begins a section.
+    /// What begins a section, then what begins a call within one: models forget the section.
     pub openers: Vec<String>,
     /// Begins a call within a section.
     call_open: Option<String>,
@@ -29,8 +29,11 @@ pub(super) struct JsonCallFormat {
     id_open: Option<String>,
     /// Ends a call, or a list of them.
     call_close: Option<String>,
-    section_close: Option<String>,
+    section_closes: Vec<String>,
 }
+
+/// Kimi's markers of sections as it writes them now and then: of one call, not of calls.
+const KIMI_VARIANTS: [&str; 2] = ["<|tool_call_section_begin|>", "<|tool_call_section_end|>"];
 
 /// The names of a family's markers; each begins with the token that it is, if it is one, and may go
 /// on with letters.
@@ -150,8 +153,10 @@ impl JsonCallFormat {
         let Names { openers, call_open, id_open, argument_open, call_close, section_close } = names;
         let others = [call_open, id_open, argument_open, call_close, section_close];
         let mut all: Vec<_> = openers.iter().copied().chain(others.into_iter().flatten()).collect();
-        if family == ToolFamily::InternlmJson {
-            all.push(PLUGIN);
+        match family {
+            ToolFamily::InternlmJson => all.push(PLUGIN),
+            ToolFamily::KimiK2 => all.extend(KIMI_VARIANTS),
+            _ => {}
         }
         all
     }
@@ -162,14 +167,22 @@ impl JsonCallFormat {
         let needle = |name: Option<&'static str>| name.map(|name| markers.needle(name));
         let plugin = if family == ToolFamily::InternlmJson { PLUGIN } else { "" };
         let opener = |name: &&'static str| markers.needle(name) + &markers.needle(plugin);
+        let mut openers: Vec<String> = names.openers.iter().map(opener).collect();
+        let mut section_closes: Vec<String> = needle(names.section_close).into_iter().collect();
+        if family == ToolFamily::KimiK2 {
+            let [open, close] = KIMI_VARIANTS.map(|name| markers.needle(name));
+            openers.push(open);
+            section_closes.push(close);
+        }
+        openers.extend(needle(names.call_open));
         Some(Self {
             family,
-            openers: names.openers.iter().map(opener).collect(),
+            openers,
             call_open: needle(names.call_open),
             argument_open: needle(names.argument_open),
             id_open: needle(names.id_open),
             call_close: needle(names.call_close),
-            section_close: needle(names.section_close),
+            section_closes,
         })
     }
 }
@@ -201,9 +214,15 @@ pub(super) struct JsonCallSection {
 }
 
 impl JsonCallSection {
-    /// After one of the format's openers.
+    /// At the beginning of a section.
     pub(super) const fn new() -> Self {
         Self { state: State::Begin, in_array: false }
+    }
+
+    /// After one of the format's openers.
+    pub(super) fn opened(format: &JsonCallFormat, opener: &str) -> Self {
+        let in_call = format.call_open.as_deref() == Some(opener);
+        Self { state: if in_call { State::Head } else { State::Begin }, in_array: false }
     }
 
     /// Advances over what is at hand.
@@ -252,21 +271,21 @@ impl JsonCallSection {
 
     fn between(&mut self, format: &JsonCallFormat, input: &mut Input) -> Progress {
         input.skip_space();
-        let (Some(open), Some(close)) = (&format.call_open, &format.section_close) else {
-            return Progress::Leave;
-        };
-        match (input.expect(open), input.sees(close)) {
-            (Expect::Taken, _) => {
-                self.state = State::Head;
-                Progress::Again
-            }
-            (_, Expect::Taken) => {
-                input.expect(close);
-                Progress::Leave
-            }
-            (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
-            (Expect::Other, Expect::Other) => Progress::Leave,
+        let Some(open) = &format.call_open else { return Progress::Leave };
+        let begun = input.expect(open);
+        if begun == Expect::Taken {
+            self.state = State::Head;
+            return Progress::Again;
         }
+        let mut is_open = begun == Expect::Wait;
+        for close in &format.section_closes {
+            match input.expect(close) {
+                Expect::Taken => return Progress::Leave,
+                Expect::Wait => is_open = true,
+                Expect::Other => {}
+            }
+        }
+        if is_open { Progress::Wait } else { Progress::Leave }
     }
 
     fn head(
@@ -276,6 +295,15 @@ impl JsonCallSection {
         calls: &mut ToolCalls,
     ) -> Progress {
         let Some(argument_open) = &format.argument_open else { return Progress::NotACall };
+        let is_mistral =
+            matches!(format.family, ToolFamily::MistralJson | ToolFamily::MistralNames);
+        if is_mistral
+            && let Found::At(len @ ..=HEAD_BYTES_MAX, 1) = find(input.text(), &[argument_open, "{"])
+        {
+            // Without a mark between name and arguments, as some templates have it.
+            let name = input.take(len);
+            return self.start(name.trim(), None, calls);
+        }
         let id_open = format.id_open.as_deref().unwrap_or_default();
         let head = match input.until(&[argument_open], HEAD_BYTES_MAX, id_open) {
             Ok(head) => head,

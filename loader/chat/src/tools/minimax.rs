@@ -108,8 +108,8 @@ impl MinimaxSection {
                 self.text(key, format, input, calls)
             }
             State::Tree(key) => {
-                let schema = calls.argument_schema(key);
-                match tree::read(key, &format.mark, input.text(), schema) {
+                let schemas = || calls.argument(key);
+                match tree::read(key, &format.mark, input.text(), schemas) {
                     Outcome::Value(json, len) => {
                         calls.arguments(&json);
                         input.take(len);
@@ -170,18 +170,27 @@ impl MinimaxSection {
                 if which == 0 {
                     input.take(len);
                 }
-                if self.count > 0 {
-                    calls.arguments("}");
-                }
-                if !calls.end() {
-                    return Progress::NotACall;
-                }
-                self.any = true;
-                self.state = State::Between;
+                return self.end(calls);
+            }
+            // At the end of the answer too, if it has all that it needs.
+            _ if input.ended && input.text().is_empty() && calls.has_required("}") => {
+                return self.end(calls);
             }
             Tag::Wait => return Progress::Wait,
             Tag::Other => return Progress::NotACall,
         }
+        Progress::Again
+    }
+
+    fn end(&mut self, calls: &mut ToolCalls) -> Progress {
+        if self.count > 0 {
+            calls.arguments("}");
+        }
+        if !calls.end() {
+            return Progress::NotACall;
+        }
+        self.any = true;
+        self.state = State::Between;
         Progress::Again
     }
 
@@ -194,7 +203,7 @@ impl MinimaxSection {
         let separator = if self.count == 0 { "{" } else { ", " };
         calls.arguments(&format!("{separator}{}: ", Value::from(key.as_str())));
         self.count += 1;
-        self.state = if reading(calls.argument_schema(&key)) == Reading::Text {
+        self.state = if reading(calls.argument(&key).as_ref()) == Reading::Text {
             calls.arguments("\"");
             State::Text(key)
         } else {

@@ -33,7 +33,12 @@ pub struct OutputFormat {
     frame: Option<(String, String)>,
     /// Markers that are neither part of the answer nor of a call.
     silent: Vec<String>,
+    /// Calls in the generic format besides the family's own, where the prompt may have taught it.
+    generic: Option<JsonCallFormat>,
 }
+
+/// The family of the generic format.
+pub(super) const GENERIC: ToolFamily = ToolFamily::JsonTags;
 
 #[derive(Debug)]
 enum ToolCallFormat {
@@ -69,6 +74,34 @@ pub(crate) const fn pythonic_names(
 impl OutputFormat {
     /// `token_id` looks a text up among the tokenizer's added tokens, which text cannot spell.
     pub fn new(style: OutputStyle, token_id: impl Fn(&str) -> Option<TokenId>) -> Self {
+        Self::build(style, None, token_id)
+    }
+
+    /// For a template that shows the model no tools: the prompt teaches the generic format, and the
+    /// model writes that or its family's own.
+    pub fn with_generic_calls(
+        style: OutputStyle,
+        token_id: impl Fn(&str) -> Option<TokenId>,
+    ) -> Self {
+        // Families that begin their calls with the same tag write other things in it.
+        let shares_tag = matches!(
+            style.tools,
+            None | Some(
+                GENERIC
+                    | ToolFamily::QwenXml
+                    | ToolFamily::Glm4
+                    | ToolFamily::MinimaxM3
+                    | ToolFamily::Harmony
+            )
+        );
+        Self::build(style, (!shares_tag).then_some(GENERIC), token_id)
+    }
+
+    fn build(
+        style: OutputStyle,
+        generic: Option<ToolFamily>,
+        token_id: impl Fn(&str) -> Option<TokenId>,
+    ) -> Self {
         let tags = style.thinking.and_then(ThinkingStyle::tags);
         let mut names: Vec<&'static str> = match style.tools {
             Some(ToolFamily::Harmony) => HarmonyFormat::marker_names(),
@@ -87,6 +120,7 @@ impl OutputFormat {
             }
             None => Vec::new(),
         };
+        names.extend(generic.into_iter().flat_map(JsonCallFormat::marker_names));
         names.extend(tags.into_iter().flat_map(|(open, close)| [open, close]));
         let silent = style.answer.map_or(&[][..], AnswerFrame::silent);
         names.extend(silent.iter().map(|(name, _)| name));
@@ -106,6 +140,7 @@ impl OutputFormat {
             thinks_anywhere: tags.is_some_and(|(open, _)| markers.token(open).is_some()),
             frame: frame.map(needles),
             silent: silent.iter().map(|(name, rest)| markers.needle(name) + rest).collect(),
+            generic: generic.and_then(|family| JsonCallFormat::new(family, &markers)),
             markers,
         }
     }
@@ -169,7 +204,18 @@ impl OutputFormat {
         prompt.ends_with(open.trim_end()) && !prompt.ends_with(close)
     }
 
-    fn openers(&self) -> &[String] {
+    /// Whether calls in the generic format are taken, too.
+    pub(super) const fn takes_generic_calls(&self) -> bool {
+        self.generic.is_some()
+    }
+
+    /// What begins calls, in the family's format and in the generic one.
+    fn openers(&self) -> impl Iterator<Item = &String> {
+        let generic = self.generic.iter().flat_map(|format| &format.openers);
+        self.own_openers().iter().chain(generic)
+    }
+
+    fn own_openers(&self) -> &[String] {
         match &self.calls {
             ToolCallFormat::None | ToolCallFormat::Harmony(_) => &[],
             ToolCallFormat::JsonCalls(format) => &format.openers,
@@ -206,6 +252,7 @@ enum State {
     Reasoning,
     Content,
     JsonCalls(JsonCallSection),
+    GenericCalls(JsonCallSection),
     Pythonic(PythonicSection),
     TaggedArguments(TaggedArgumentSection),
     Gemma(GemmaSection),
@@ -323,6 +370,10 @@ impl ToolCallParser {
             (State::JsonCalls(section), ToolCallFormat::Pythonic { json: Some(json), .. }) => {
                 section.step(json, input, calls)
             }
+            (State::GenericCalls(section), _) => match &format.generic {
+                Some(generic) => section.step(generic, input, calls),
+                None => Progress::NotACall,
+            },
             (State::Gemma(section), ToolCallFormat::Gemma(format)) => {
                 section.step(format, input, calls)
             }
@@ -404,7 +455,7 @@ impl ToolCallParser {
             self.skips_space = self.input.text().is_empty();
         }
         // Models call tools without a word that they have thought enough; only tokens are believed.
-        let openers = format.openers().iter().filter(|opener| opener.contains(is_code));
+        let openers = format.openers().filter(|opener| opener.contains(is_code));
         let mut needles = vec![close.as_str()];
         needles.extend(openers.map(String::as_str).filter(|_| self.calls.has_tools()));
         match find(self.input.text(), &needles) {
@@ -436,6 +487,11 @@ impl ToolCallParser {
 
     /// After an opener.
     fn section(format: &OutputFormat, opener: &str) -> State {
+        if let Some(generic) = &format.generic
+            && generic.openers.iter().any(|own| own == opener)
+        {
+            return State::GenericCalls(JsonCallSection::opened(generic, opener));
+        }
         match &format.calls {
             ToolCallFormat::TaggedArguments(format) => {
                 let number = format.openers.iter().position(|own| own == opener);
@@ -453,6 +509,9 @@ impl ToolCallParser {
                 State::Pythonic(PythonicSection::lines())
             }
             ToolCallFormat::Pythonic { .. } => State::Pythonic(PythonicSection::list()),
+            ToolCallFormat::JsonCalls(format) => {
+                State::JsonCalls(JsonCallSection::opened(format, opener))
+            }
             _ => State::JsonCalls(JsonCallSection::new()),
         }
     }
@@ -487,7 +546,7 @@ impl ToolCallParser {
         }
         let mut needles: Vec<&str> = Vec::new();
         if self.calls.has_tools() {
-            needles.extend(format.openers().iter().map(String::as_str));
+            needles.extend(format.openers().map(String::as_str));
         }
         let openers = needles.len();
         let thinking = format.thinking.as_ref().filter(|_| format.thinks_anywhere);

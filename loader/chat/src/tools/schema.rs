@@ -3,8 +3,11 @@
 //! the client's schema forbids.
 
 pub(crate) mod advice;
+pub(super) mod applicable;
+mod exact_numbers;
 mod negation;
-mod pattern_limit;
+pub(super) mod pattern_limit;
+pub(crate) mod references;
 
 use serde_json::{Map, Value, json};
 
@@ -76,6 +79,7 @@ pub(super) fn enforceable(schema: &Value) -> Result<Value, SchemaError> {
         let reason = format!("the schema has {bytes} bytes: at most {SCHEMA_BYTES_MAX}");
         return Err(SchemaError::new("schema", reason));
     }
+    let schema = &references::localised(schema);
     let mut rewriter = Rewriter { root: schema, nodes: 0 };
     let mut out = rewriter.schema(schema, 0)?;
     // Local references are paths into the whole: a rewritten place may have moved.
@@ -115,6 +119,7 @@ impl Rewriter<'_> {
             self.keyword(key, value, object, &mut out, &mut also, depth)?;
         }
         self.conditions(object, &mut also, depth)?;
+        out.extend(exact_numbers::bounds(object)?);
         if also.is_empty() {
             return Ok(Value::Object(out));
         }
@@ -175,6 +180,10 @@ impl Rewriter<'_> {
             }
             "additionalProperties" if object.contains_key("propertyNames") => {}
             "oneOf" => also.push(self.one_of(value, depth)?),
+            "const" | "enum" | "$ref" => {
+                self.check(key, value)?;
+                out.insert(key.to_owned(), value.clone());
+            }
             key if REFUSED.contains(&key) => {
                 return Err(SchemaError::new(key, "it is not supported; leave it out"));
             }
@@ -199,6 +208,15 @@ impl Rewriter<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses values and references that cannot be held to.
+    fn check(&self, key: &str, value: &Value) -> Result<(), SchemaError> {
+        match (key, value) {
+            ("$ref", Value::String(reference)) => references::check(reference, self.root),
+            ("$ref", _) => Err(SchemaError::new(key, "it must be a string")),
+            _ => exact_numbers::check_values(key, value),
+        }
     }
 
     fn list(&mut self, key: &str, value: &Value, depth: usize) -> Result<Value, SchemaError> {

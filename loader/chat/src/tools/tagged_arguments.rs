@@ -76,7 +76,7 @@ const fn names(family: ToolFamily) -> Option<Names> {
             ["", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>", ""],
         ),
         ToolFamily::MinimaxM2 => (
-            &["<minimax:tool_call>"],
+            &["<minimax:tool_call>", "<invoke name=\""],
             [
                 "<invoke name=\"",
                 "\">",
@@ -235,6 +235,10 @@ impl TaggedArgumentSection {
             // The end is not the name's own and stays.
             match input.peek_until(&[&format.key_open, &format.call_close], NAME_BYTES_MAX) {
                 Ok(len) => Ok(input.take(len)),
+                // A call without arguments, whose end the model forgot.
+                Err(_) if input.ended && input.text().len() <= NAME_BYTES_MAX => {
+                    Ok(input.take_all())
+                }
                 Err(progress) => Err(progress),
             }
         } else {
@@ -259,27 +263,53 @@ impl TaggedArgumentSection {
         calls: &mut ToolCalls,
     ) -> Progress {
         input.skip_space();
-        match (input.expect(&format.key_open), input.sees(&format.call_close)) {
-            (Expect::Taken, _) => {
+        let next = [input.expect(&format.key_open), input.expect(&format.call_close)];
+        match next {
+            [Expect::Taken, _] => {
                 self.state = State::Key;
                 Progress::Again
             }
-            (_, Expect::Taken) => {
-                input.expect(&format.call_close);
-                if self.count > 0 {
-                    calls.arguments("}");
+            [_, Expect::Taken] => self.end(format, calls),
+            // A call is over where the next one begins or its section ends, though the model forgot to
+            // close it; and at the end of the answer, if it has all that it needs.
+            _ => match Self::sees_end(format, input) {
+                Expect::Taken => self.end(format, calls),
+                _ if input.ended && input.text().is_empty() && calls.has_required("}") => {
+                    self.end(format, calls)
                 }
-                if !calls.end() {
-                    return Progress::NotACall;
-                }
-                self.any = true;
-                let over = format.section_close.is_empty();
-                self.state = if over { State::Tail } else { State::Between };
-                Progress::Again
-            }
-            (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
-            _ => Progress::NotACall,
+                Expect::Wait => Progress::Wait,
+                _ if next.contains(&Expect::Wait) => Progress::Wait,
+                Expect::Other => Progress::NotACall,
+            },
         }
+    }
+
+    /// Whether something comes next that only stands behind a call.
+    fn sees_end(format: &TaggedArgumentFormat, input: &Input) -> Expect {
+        let mut seen = Expect::Other;
+        for tag in format.openers.iter().chain([&format.call_open, &format.section_close]) {
+            match input.sees(tag) {
+                _ if tag.is_empty() => {}
+                Expect::Taken => return Expect::Taken,
+                Expect::Wait => seen = Expect::Wait,
+                Expect::Other => {}
+            }
+        }
+        seen
+    }
+
+    /// The end of a call.
+    fn end(&mut self, format: &TaggedArgumentFormat, calls: &mut ToolCalls) -> Progress {
+        if self.count > 0 {
+            calls.arguments("}");
+        }
+        if !calls.end() {
+            return Progress::NotACall;
+        }
+        self.any = true;
+        let over = format.section_close.is_empty();
+        self.state = if over { State::Tail } else { State::Between };
+        Progress::Again
     }
 
     fn key(&mut self, format: &TaggedArgumentFormat, input: &mut Input) -> Progress {
@@ -312,8 +342,8 @@ impl TaggedArgumentSection {
         }
         let State::BeforeValue(key) = &self.state else { return Progress::NotACall };
         let (key, reading) = match split(key.trim()).filter(|_| format.tells_text) {
-            Some((key, is_text)) => (key, told(calls.argument_schema(key), is_text)),
-            None => (key.trim(), reading(calls.argument_schema(key.trim()))),
+            Some((key, is_text)) => (key, told(calls.argument(key).as_ref(), is_text)),
+            None => (key.trim(), reading(calls.argument(key.trim()).as_ref())),
         };
         let separator = if self.count == 0 { "{" } else { ", " };
         calls.arguments(&format!("{separator}{}: ", serde_json::Value::from(key)));
@@ -384,11 +414,18 @@ impl TaggedArgumentSection {
                 Found::At(at, _) => {
                     let at = from + at;
                     let after = text[at + format.value_close.len()..].trim_start();
-                    let next = [&format.key_open, &format.call_close];
-                    if next.iter().any(|next| after.starts_with(next.as_str())) {
+                    if input.ended && after.is_empty() {
                         return Ending::At(at);
                     }
-                    if next.iter().any(|next| next.starts_with(after)) {
+                    let next = || {
+                        let tags = [&format.key_open, &format.call_close, &format.call_open];
+                        let tags = tags.into_iter().chain([&format.section_close]);
+                        tags.chain(&format.openers).filter(|tag| !tag.is_empty())
+                    };
+                    if next().any(|next| after.starts_with(next.as_str())) {
+                        return Ending::At(at);
+                    }
+                    if next().any(|next| next.starts_with(after)) {
                         return Ending::NotBefore(at);
                     }
                     from = at + format.value_close.len();

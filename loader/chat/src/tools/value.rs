@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::pythonic::literal;
+use super::{pythonic::literal, schema::applicable::Applicable};
 
 /// What the text of an argument can mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,10 +11,18 @@ pub(super) enum Reading {
     Text,
     /// What it looks like among these types, else text.
     Loose(Types),
-    /// JSON of one of these types, else text; the model said that it is no text.
+    /// JSON of one of these types, else text: the model said that it is no text, or the schema says
+    /// more than types.
     Told(Types),
     /// JSON; text only if it is none.
     Json,
+}
+
+impl Reading {
+    /// Whether a grammar has the value written in JSON.
+    pub(super) const fn is_json(self) -> bool {
+        matches!(self, Self::Json | Self::Told(_))
+    }
 }
 
 /// Types that JSON schema tells apart.
@@ -28,9 +36,11 @@ impl Types {
     pub(super) const TEXT: Self = Self(8);
     pub(super) const ARRAY: Self = Self(16);
     pub(super) const OBJECT: Self = Self(32);
-    const ALL: Self = Self(63);
+    const INTEGER: Self = Self(64);
+    pub(super) const ALL: Self = Self(127);
+    const SCALARS: Self = Self(127 & !(16 | 32));
 
-    const fn and(self, other: Self) -> Self {
+    pub(super) const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
@@ -42,11 +52,14 @@ impl Types {
         self.0 & other.0 != 0
     }
 
-    fn named(name: &str) -> Self {
+    /// Those of a name of JSON schema's.
+    pub(super) fn named(name: &str) -> Self {
         match name {
             "null" => Self::NULL,
             "boolean" => Self::BOOLEAN,
-            "number" | "integer" => Self::NUMBER,
+            // An integer is a number, too.
+            "number" => Self::NUMBER.or(Self::INTEGER),
+            "integer" => Self::INTEGER,
             "string" => Self::TEXT,
             "array" => Self::ARRAY,
             "object" => Self::OBJECT,
@@ -54,10 +67,15 @@ impl Types {
         }
     }
 
-    const fn of(value: &Value) -> Self {
+    /// That of a value.
+    pub(super) fn of(value: &Value) -> Self {
         match value {
             Value::Null => Self::NULL,
             Value::Bool(_) => Self::BOOLEAN,
+            // To JSON schema 1.0 is an integer.
+            Value::Number(number) if number.as_f64().is_some_and(|it| it.fract() == 0.0) => {
+                Self::INTEGER
+            }
             Value::Number(_) => Self::NUMBER,
             Value::String(_) => Self::TEXT,
             Value::Array(_) => Self::ARRAY,
@@ -66,80 +84,30 @@ impl Types {
     }
 }
 
-/// Alternatives and references followed; deeper schemas mean anything.
-const DEPTH_MAX: usize = 16;
-
-/// The types that a schema allows; `root` is what its references point into.
-fn types(schema: &Value, root: &Value, depth: usize) -> Types {
-    let Some(object) = schema.as_object().filter(|_| depth < DEPTH_MAX) else { return Types::ALL };
-    let mut found = Types::ALL;
-    match object.get("type") {
-        Some(Value::String(name)) => found = Types::named(name),
-        Some(Value::Array(names)) => {
-            let names = names.iter().filter_map(Value::as_str).map(Types::named);
-            found = names.fold(Types::default(), Types::or);
-        }
-        _ => {}
-    }
-    if let Some(value) = object.get("const") {
-        found = found.and(Types::of(value));
-    }
-    if let Some(Value::Array(values)) = object.get("enum") {
-        found = found.and(values.iter().map(Types::of).fold(Types::default(), Types::or));
-    }
-    for key in ["anyOf", "oneOf"] {
-        if let Some(Value::Array(options)) = object.get(key) {
-            let options = options.iter().map(|option| types(option, root, depth + 1));
-            found = found.and(options.fold(Types::default(), Types::or));
-        }
-    }
-    if let Some(Value::Array(parts)) = object.get("allOf") {
-        found = parts.iter().map(|part| types(part, root, depth + 1)).fold(found, Types::and);
-    }
-    if let Some(Value::String(reference)) = object.get("$ref")
-        && let Some(target) = reference.strip_prefix('#').and_then(|path| root.pointer(path))
-    {
-        found = found.and(types(target, root, depth + 1));
-    }
-    found
+/// The types that an argument with these schemas may have.
+pub(super) fn allowed(schemas: Option<&Applicable<'_>>) -> Types {
+    schemas.map_or(Types::ALL, Applicable::types)
 }
 
-/// Whether a schema says no more of its texts, numbers and literals than their types.
-fn is_bare(schema: &Value) -> bool {
-    const PLAIN: [&str; 6] = ["type", "description", "title", "default", "examples", "anyOf"];
-    schema.as_object().is_none_or(|object| {
-        object.iter().all(|(key, value)| match (key.as_str(), value) {
-            ("anyOf", Value::Array(options)) => options.iter().all(is_bare),
-            (key, _) => PLAIN.contains(&key),
-        })
-    })
-}
-
-/// The types that an argument with this schema may have.
-pub(super) fn allowed(schema: Option<(&Value, &Value)>) -> Types {
-    schema.map_or(Types::ALL, |(schema, root)| types(schema, root, 0))
-}
-
-/// How the text of an argument with this schema is to be read.
-pub(super) fn reading(schema: Option<(&Value, &Value)>) -> Reading {
-    let Some((schema, root)) = schema else { return Reading::Loose(Types::ALL) };
-    let types = types(schema, root, 0);
-    let scalars = Types::NULL.or(Types::BOOLEAN).or(Types::NUMBER).or(Types::TEXT);
+/// How the text of an argument with these schemas is to be read.
+pub(super) fn reading(schemas: Option<&Applicable<'_>>) -> Reading {
+    let Some(schemas) = schemas else { return Reading::Loose(Types::ALL) };
+    let types = schemas.types();
     if types == Types::TEXT {
         Reading::Text
     } else if !types.has(Types::TEXT) {
         Reading::Json
-    } else if types == Types::ALL || (types.and(scalars) == types && is_bare(schema)) {
+    } else if types == Types::ALL || (types.and(Types::SCALARS) == types && schemas.is_bare()) {
         Reading::Loose(types)
     } else {
         // Constraints tell its alternatives apart, and those are written in JSON.
-        Reading::Json
+        Reading::Told(types)
     }
 }
 
 /// How it is to be read where the model said whether it is text; the schema has the last word.
-pub(super) fn told(schema: Option<(&Value, &Value)>, is_text: bool) -> Reading {
-    let types = schema.map_or(Types::ALL, |(schema, root)| types(schema, root, 0));
+pub(super) fn told(schemas: Option<&Applicable<'_>>, is_text: bool) -> Reading {
+    let types = allowed(schemas);
     match is_text {
         _ if !types.has(Types::TEXT) => Reading::Json,
         true => Reading::Text,
@@ -191,7 +159,11 @@ mod tests {
     use super::*;
 
     fn check(schema: &Value, text: &str, expected: &str) {
-        assert_eq!(to_json(text, reading(Some((schema, schema)))), expected, "{schema} {text}");
+        assert_eq!(
+            to_json(text, reading(Some(&Applicable::root(schema)))),
+            expected,
+            "{schema} {text}"
+        );
     }
 
     #[test]
@@ -212,14 +184,14 @@ mod tests {
         check(&json!({}), "[1]", "[1]");
         let root =
             json!({"properties": {"a": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}});
-        assert_eq!(reading(Some((&root["properties"]["a"], &root))), Reading::Text);
+        assert_eq!(reading(Applicable::root(&root).member("a").as_ref()), Reading::Text);
         assert_eq!(to_json("a\"b", reading(None)), r#""a\"b""#);
     }
 
     #[test]
     fn what_the_model_says_of_its_text_decides_where_the_schema_leaves_it_open() {
         let check = |schema: &Value, is_text, text: &str, expected: &str| {
-            let reading = told(Some((schema, schema)), is_text);
+            let reading = told(Some(&Applicable::root(schema)), is_text);
             assert_eq!(to_json(text, reading), expected, "{schema} {is_text} {text}");
         };
         check(&json!({}), true, "5", r#""5""#);

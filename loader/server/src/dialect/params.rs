@@ -23,10 +23,14 @@ const LOGIT_BIAS_MAX: usize = 4096;
 const CHOICES_MAX: u32 = 128;
 /// Most `top_logprobs`: `OpenAI`'s limit.
 const TOP_LOGPROBS_MAX: u32 = 20;
-/// Most bytes of a regex or a grammar.
-const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Most texts of a `choice` constraint.
+/// Most bytes of a grammar.
+pub(super) const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of a regex: compiling takes 1.3 s of a processor and 85 MB of memory for each MB, which
+/// nothing interrupts.
+pub(super) const PATTERN_BYTES_MAX: usize = 64 << 10;
+/// Most texts of a `choice` constraint, and most bytes of them all.
 const CHOICE_TEXTS_MAX: usize = 4096;
+const CHOICE_BYTES_MAX: usize = 256 << 10;
 /// Most names listed in the header of ignored parameters, which proxies bound.
 const IGNORED_MAX: usize = 32;
 
@@ -327,14 +331,16 @@ pub(super) fn parse_response_format(
             let text = text.ok_or_else(|| {
                 ApiError::param(param, format!("{param}: a grammar needs its text"))
             })?;
+            check_bytes(text, GRAMMAR_BYTES_MAX, &format!("{param}.grammar"))?;
             grammar(text.to_owned(), param)
         }
         Some("regex") => {
-            let pattern = format.get("pattern").or_else(|| format.get("regex"));
-            let pattern = pattern.and_then(Json::as_str);
-            pattern.map(|text| ResponseFormat::Regex(text.to_owned())).ok_or_else(|| {
+            let named = |name| Some((name, format.get(name)?.as_str()?));
+            let (name, text) = named("pattern").or_else(|| named("regex")).ok_or_else(|| {
                 ApiError::param(param, format!("{param}: a regex needs its pattern"))
-            })
+            })?;
+            check_bytes(text, PATTERN_BYTES_MAX, &format!("{param}.{name}"))?;
+            Ok(ResponseFormat::Regex(text.to_owned()))
         }
         Some(other) => {
             let message = format!("{param}: type {other:?} is not supported");
@@ -413,16 +419,16 @@ fn constraint(
             found = Some(ResponseFormat::JsonSchema { schema, strict: false, param });
         }
     }
-    if let Some(text) = bounded_text(fields, &named("regex"))? {
+    if let Some(text) = bounded_text(fields, &named("regex"), PATTERN_BYTES_MAX)? {
         found = Some(ResponseFormat::Regex(text));
     }
     let shown = if prefix.is_empty() { format!("{param}.grammar") } else { named("grammar") };
-    if let Some(text) = bounded_text(fields, &named("grammar"))? {
+    if let Some(text) = bounded_text(fields, &named("grammar"), GRAMMAR_BYTES_MAX)? {
         found = Some(grammar(text, &shown)?);
     }
     // llama.cpp's name.
     if prefix == "guided_"
-        && let Some(text) = bounded_text(fields, "grammar")?
+        && let Some(text) = bounded_text(fields, "grammar", GRAMMAR_BYTES_MAX)?
     {
         found = Some(grammar(text, "grammar")?);
     }
@@ -436,7 +442,15 @@ fn constraint(
             let message = format!("{choice}: expected 1 to {CHOICE_TEXTS_MAX} texts");
             return Err(ApiError::param(choice, message));
         }
-        let texts = texts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
+        let texts: Vec<String> =
+            texts.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
+        let bytes: usize = texts.iter().map(String::len).sum();
+        if bytes > CHOICE_BYTES_MAX {
+            let message = format!(
+                "{choice}: expected texts of at most {CHOICE_BYTES_MAX} bytes together, found {bytes}"
+            );
+            return Err(ApiError::param(choice, message));
+        }
         found = Some(ResponseFormat::Choice(texts));
     }
     Ok(found)
@@ -463,13 +477,23 @@ fn is_gbnf(text: &str) -> bool {
     })
 }
 
-fn bounded_text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {
+fn bounded_text(
+    fields: &mut Fields,
+    name: &str,
+    bytes_max: usize,
+) -> Result<Option<String>, ApiError> {
     let text = fields.string(name)?;
-    if let Some(text) = text.as_ref().filter(|text| text.len() > GRAMMAR_BYTES_MAX) {
-        let message = format!("{name}: {} bytes: at most {GRAMMAR_BYTES_MAX}", text.len());
+    text.iter().try_for_each(|text| check_bytes(text, bytes_max, name))?;
+    Ok(text)
+}
+
+/// Refuses a text that would take long or much memory to compile.
+pub(super) fn check_bytes(text: &str, bytes_max: usize, name: &str) -> Result<(), ApiError> {
+    if text.len() > bytes_max {
+        let message = format!("{name}: expected at most {bytes_max} bytes, found {}", text.len());
         return Err(ApiError::param(name, message));
     }
-    Ok(text)
+    Ok(())
 }
 
 /// Values of an unsupported parameter that have no effect.

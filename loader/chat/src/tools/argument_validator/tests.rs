@@ -42,7 +42,7 @@ fn what_could_take_long_is_refused_by_name() {
     );
     refused(json!({"$ref": "https://localhost/other.json"}), "$ref");
     refused(json!({"$ref": "#/nowhere"}), "$ref");
-    refused(json!({"properties": {"a": {"$id": "other", "$ref": "#/x"}}}), "$id");
+    refused(json!({"properties": {"a": {"$id": "other", "$ref": "#/x"}}}), "$ref");
     refused(json!({"$dynamicRef": "#a"}), "$dynamicRef");
     refused(json!({"pattern": "(?=a)b"}), "schema");
     refused(json!({"pattern": "(a{1,1000}){1,1000}"}), "schema");

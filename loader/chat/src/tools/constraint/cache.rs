@@ -9,8 +9,11 @@ use llguidance::Matcher;
 
 use super::GrammarError;
 
-/// Grammars kept: some hundred KB each, and agents use the same tools all day.
+/// Grammars kept: agents use the same tools all day.
 const ENTRIES_MAX: usize = 32;
+/// Bytes of the grammars kept, as they were when they were compiled. Real ones have some hundred KB
+/// each; a pattern of 64 KiB has half a MB.
+const BYTES_MAX: usize = 32 << 20;
 
 /// Refusals kept. They are small, and whoever repeats one is told at once.
 const REFUSALS_MAX: usize = 256;
@@ -18,14 +21,66 @@ const REFUSALS_MAX: usize = 256;
 /// How long one is kept that took too long: the machine may have been busy.
 const TIMEOUT_KEPT: Duration = Duration::from_mins(1);
 
-/// The latest grammars, the most recently used one last.
-#[derive(Default)]
+/// The latest grammars.
 pub(super) struct Cache(Mutex<Entries>);
 
-#[derive(Default)]
 struct Entries {
-    compiled: Vec<(blake3::Hash, Matcher)>,
+    compiled: Latest<Matcher>,
     refused: Vec<(blake3::Hash, GrammarError, Instant)>,
+}
+
+/// A matcher at the beginning of its grammar, and what it takes in memory.
+#[derive(Clone)]
+pub(super) struct Compiled {
+    pub(super) matcher: Matcher,
+    pub(super) size_bytes: usize,
+}
+
+/// Values by hash within limits, the most recently used one last.
+struct Latest<T> {
+    entries: Vec<(blake3::Hash, T, usize)>,
+    entries_max: usize,
+    bytes_max: usize,
+}
+
+impl<T: Clone> Latest<T> {
+    const fn new(entries_max: usize, bytes_max: usize) -> Self {
+        Self { entries: Vec::new(), entries_max, bytes_max }
+    }
+
+    fn get(&mut self, key: &blake3::Hash) -> Option<T> {
+        let place = self.entries.iter().position(|(hash, ..)| hash == key)?;
+        let entry = self.entries.remove(place);
+        let value = entry.1.clone();
+        self.entries.push(entry);
+        Some(value)
+    }
+
+    /// Keeps a value, and drops the longest unused until it fits; one that alone is too large is not
+    /// kept.
+    fn put(&mut self, key: blake3::Hash, value: T, size_bytes: usize) {
+        self.entries.retain(|(hash, ..)| *hash != key);
+        if size_bytes > self.bytes_max {
+            return;
+        }
+        while self.entries.len() >= self.entries_max
+            || self.size_bytes() + size_bytes > self.bytes_max
+        {
+            self.entries.remove(0);
+        }
+        self.entries.push((key, value, size_bytes));
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.entries.iter().map(|(_, _, size_bytes)| size_bytes).sum()
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        let compiled = Latest::new(ENTRIES_MAX, BYTES_MAX);
+        Self(Mutex::new(Entries { compiled, refused: Vec::new() }))
+    }
 }
 
 impl Cache {
@@ -43,23 +98,16 @@ impl Cache {
             entries.refused.push(entry);
             return Some(Err(error));
         }
-        let place = entries.compiled.iter().position(|(hash, _)| *hash == key)?;
-        let entry = entries.compiled.remove(place);
-        let matcher = entry.1.clone();
-        entries.compiled.push(entry);
-        Some(Ok(matcher))
+        entries.compiled.get(&key).map(Ok)
     }
 
     /// Keeps what came of a grammar, unless that says nothing about it.
-    pub(super) fn put(&self, key: &str, result: &Result<Matcher, GrammarError>) {
+    pub(super) fn put(&self, key: &str, result: &Result<Compiled, GrammarError>) {
         let Ok(mut entries) = self.0.lock() else { return };
         let key = blake3::hash(key.as_bytes());
         match result {
-            Ok(matcher) => {
-                if entries.compiled.len() == ENTRIES_MAX {
-                    entries.compiled.remove(0);
-                }
-                entries.compiled.push((key, matcher.clone()));
+            Ok(Compiled { matcher, size_bytes }) => {
+                entries.compiled.put(key, matcher.clone(), *size_bytes);
             }
             Err(GrammarError::Busy | GrammarError::Uncompiled) => {}
             Err(error) => {
@@ -69,5 +117,39 @@ impl Cache {
                 entries.refused.push((key, error.clone(), Instant::now()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_unused_go_where_entries_or_bytes_are_too_many() {
+        let key = |name: &str| blake3::hash(name.as_bytes());
+        let check = |latest: &Latest<u32>, names: &[&str], size_bytes: usize| {
+            let hashes: Vec<_> = latest.entries.iter().map(|(hash, ..)| *hash).collect();
+            assert_eq!(hashes, names.iter().map(|name| key(name)).collect::<Vec<_>>());
+            assert_eq!(latest.size_bytes(), size_bytes);
+        };
+        let mut latest = Latest::new(3, 100);
+        latest.put(key("a"), 1, 40);
+        latest.put(key("b"), 2, 40);
+        assert_eq!(latest.get(&key("a")), Some(1));
+        check(&latest, &["b", "a"], 80);
+        latest.put(key("c"), 3, 30);
+        check(&latest, &["a", "c"], 70);
+        latest.put(key("d"), 4, 1);
+        latest.put(key("e"), 5, 1);
+        check(&latest, &["c", "d", "e"], 32);
+        latest.put(key("f"), 6, 100);
+        check(&latest, &["f"], 100);
+        // It would push out all others and fit no better.
+        latest.put(key("g"), 7, 101);
+        check(&latest, &["f"], 100);
+        assert_eq!(latest.get(&key("g")), None);
+        latest.put(key("f"), 8, 50);
+        check(&latest, &["f"], 50);
+        assert_eq!(latest.get(&key("f")), Some(8));
     }
 }

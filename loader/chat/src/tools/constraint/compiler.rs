@@ -12,7 +12,7 @@ use std::{
 
 use llguidance::{Matcher, ParserFactory, api::TopLevelGrammar};
 
-use super::processor_time::ThreadClock;
+use super::{cache::Compiled, processor_time::ThreadClock};
 
 /// Grammars that are compiled at once, those included that nobody waits for any more.
 const THREADS_MAX: u32 = 2;
@@ -90,14 +90,15 @@ impl Compiler {
         &self,
         grammar: TopLevelGrammar,
         most: CompileTime,
-    ) -> (Result<Matcher, CompileError>, Duration) {
+    ) -> (Result<Compiled, CompileError>, Duration) {
         let factory = Arc::clone(&self.factory);
         self.run(most, move |is_given_up| {
             let parser = factory.create_parser(grammar).map_err(|error| format!("{error:#}"))?;
             if is_given_up() {
                 return Err("the request timed out".to_owned());
             }
-            Ok(Matcher::new(Ok(parser)))
+            let lexer_bytes = parser.parser.lexer_stats().num_bytes;
+            Ok(Compiled { matcher: Matcher::new(Ok(parser)), size_bytes: lexer_bytes })
         })
     }
 

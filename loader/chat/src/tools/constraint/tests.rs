@@ -97,6 +97,14 @@ struct Model {
 
 impl Model {
     fn new(style: OutputStyle, as_tokens: bool) -> Self {
+        Self::of(style, as_tokens, |style, id| OutputFormat::new(style, id))
+    }
+
+    fn of(
+        style: OutputStyle,
+        as_tokens: bool,
+        format: impl FnOnce(OutputStyle, &dyn Fn(&str) -> Option<TokenId>) -> OutputFormat,
+    ) -> Self {
         let mut markers = if as_tokens { MARKERS.to_vec() } else { vec!["<|start|>"] };
         if as_tokens {
             markers.push("</think>");
@@ -105,7 +113,7 @@ impl Model {
             let place = markers.iter().position(|marker| *marker == name)?;
             Some(TokenId(256 + place as u32))
         };
-        let format = Arc::new(OutputFormat::new(style, id));
+        let format = Arc::new(format(style, &id));
         let bytes = (0..=255).map(|byte| TokenText::Bytes(vec![byte]));
         let added = markers.iter().map(|name| TokenText::Added((*name).to_owned()));
         let end = [TokenText::Added("<|im_end|>".to_owned())];
@@ -417,6 +425,57 @@ fn every_completed_call_of_a_random_model_is_valid() {
 }
 
 #[test]
+fn calls_in_the_generic_format_are_constrained_too() {
+    for family in [ToolFamily::DeepseekV3, ToolFamily::LlamaJson] {
+        let style = OutputStyle { tools: Some(family), ..OutputStyle::default() };
+        let model = Model::of(style, true, |style, id| OutputFormat::with_generic_calls(style, id));
+        let begun = [model.format.marker_token("<tool_call>").unwrap()];
+        let completed: usize = (0..8).map(|seed| check_calls(&model, &begun, seed)).sum();
+        assert!(completed > 3, "{family:?} {completed}");
+    }
+}
+
+#[test]
+fn sections_that_are_forgotten_are_constrained_too() {
+    for (family, opener) in [
+        (ToolFamily::KimiK2, "<|tool_call_begin|>"),
+        (ToolFamily::DeepseekV31, "<｜tool▁call▁begin｜>"),
+        (ToolFamily::Solar, "<|tool_call:begin|>"),
+    ] {
+        let model = Model::family(family, true);
+        let begun = [model.format.marker_token(opener).unwrap()];
+        let completed: usize = (0..8).map(|seed| check_calls(&model, &begun, seed)).sum();
+        assert!(completed > 3, "{family:?} {completed}");
+    }
+}
+
+#[test]
+fn bare_values_have_the_types_that_references_lead_to() {
+    let code = || json!({"$ref": "#/$defs/code"});
+    let schema = json!({"$ref": "#/$defs/all", "$defs": {"code": {"enum": ["1", "2"]},
+        "all": {"type": "object", "properties": {"a": code(), "b": {"allOf": [code()]}},
+            "required": ["a", "b"]}}});
+    for family in [
+        ToolFamily::QwenXml,
+        ToolFamily::SeedXml,
+        ToolFamily::HunyuanXml,
+        ToolFamily::Glm4,
+        ToolFamily::MinimaxM2,
+        ToolFamily::MinimaxM3,
+        ToolFamily::DeepseekV32,
+    ] {
+        let model = Model::family(family, true);
+        let tools = [("f", schema.clone())];
+        let spec = ConstraintSpec { one_call: true, ..model.spec(&tools, true) };
+        let mut constraint = model.grammars.constraint(&spec).unwrap();
+        let (tokens, ended) = walk(&model, &mut constraint, &mut Random(1), 400);
+        let (calls, _) = parse(&model, &tools, &tokens);
+        assert!(ended && calls.len() == 1, "{family:?} {calls:?}");
+        judge(&schema, &calls[0].1, &format!("{family:?}"));
+    }
+}
+
+#[test]
 fn added_tokens_are_never_part_of_a_text() {
     let model = Model::family(ToolFamily::Harmony, true);
     let schema =
@@ -534,6 +593,13 @@ fn own_schemas() -> Vec<Value> {
             {"required": ["a"], "properties": {"a": {"minimum": 3}}}]}),
         json!({"enum": [1, "two", null, {"a": [true]}]}),
         json!({"type": ["integer", "null"]}),
+        json!({"type": "integer", "minimum": 9_007_199_254_740_993_i64, "maximum": 9_007_199_254_741_000_i64}),
+        json!({"type": "integer", "exclusiveMinimum": 9_223_372_036_854_770_000_i64, "maximum": i64::MAX}),
+        json!({"type": "integer", "minimum": i64::MIN, "exclusiveMaximum": -9_223_372_036_854_770_000_i64}),
+        json!({"type": "number", "minimum": 1, "maximum": u64::MAX}),
+        json!({"enum": [1_i64 << 60, -(1_i64 << 61)]}),
+        json!({"$defs": {"a[b]/c": {"type": "boolean"}, "n": {"$anchor": "nn", "type": "null"}},
+            "type": "array", "minItems": 2, "prefixItems": [{"$ref": "#/$defs/a%5Bb%5D~1c"}, {"$ref": "#nn"}]}),
         json!({"$defs": {"n": {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}},
             "required": ["next"]}}, "$ref": "#/$defs/n"}),
     ]

@@ -8,7 +8,7 @@ use shardpack_formats::ToolFamily;
 
 use crate::tools::{
     gemma, json_calls, minimax,
-    parser::{OutputFormat, pythonic_names},
+    parser::{GENERIC, OutputFormat, pythonic_names},
     tagged_arguments::DSML,
 };
 
@@ -26,7 +26,11 @@ pub(super) struct Trigger {
 
 #[derive(Clone, Debug)]
 enum Mark {
-    Token(TokenId),
+    Token {
+        token: TokenId,
+        /// Index of the grammar that continues after it.
+        matcher: usize,
+    },
     Text {
         text: &'static str,
         /// Index of the grammar that this text starts.
@@ -34,6 +38,11 @@ enum Mark {
         /// Whether the text itself is the beginning of that grammar.
         is_fed: bool,
     },
+}
+
+/// What begins a call of families whose calls stand in sections, which models forget.
+pub(super) fn call_opener(family: ToolFamily) -> Option<&'static str> {
+    json_calls::names(family)?.call_open
 }
 
 /// Watches free text.
@@ -55,10 +64,15 @@ impl Triggers {
     pub(super) fn new(family: ToolFamily, format: &OutputFormat, names: Vec<String>) -> Self {
         let mut marks = Vec::new();
         let mut resets = Vec::new();
-        let mut mark = |name: &'static str| {
-            let text = Mark::Text { text: name, matcher: 0, is_fed: false };
-            marks.push(format.marker_token(name).map_or(text, Mark::Token));
+        let mut mark_of = |name: &'static str, matcher: usize| {
+            let text = Mark::Text { text: name, matcher, is_fed: false };
+            let token = format.marker_token(name).map(|token| Mark::Token { token, matcher });
+            marks.push(token.unwrap_or(text));
         };
+        if let Some(name) = call_opener(family) {
+            mark_of(name, 1);
+        }
+        let mut mark = |name| mark_of(name, 0);
         match family {
             ToolFamily::Glm4 => mark("<tool_call>"),
             ToolFamily::QwenXml | ToolFamily::SeedXml => {
@@ -73,7 +87,10 @@ impl Triggers {
                     mark(name);
                 }
             }
-            ToolFamily::MinimaxM2 => mark("<minimax:tool_call>"),
+            ToolFamily::MinimaxM2 => {
+                mark("<minimax:tool_call>");
+                marks.push(Mark::Text { text: "<invoke name=\"", matcher: 1, is_fed: true });
+            }
             ToolFamily::MinimaxM3 => mark(minimax::MARK),
             // Within its first tag, the rest of which belongs to the grammar.
             ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4 => mark(DSML),
@@ -102,6 +119,15 @@ impl Triggers {
         }
     }
 
+    /// Watches for a call in the generic format, too, and continues with the grammar of that number.
+    pub(super) fn add_generic(&mut self, format: &OutputFormat, matcher: usize) {
+        for name in json_calls::names(GENERIC).map_or(&[][..], |names| names.openers) {
+            let text = Mark::Text { text: name, matcher, is_fed: false };
+            let token = format.marker_token(name).map(|token| Mark::Token { token, matcher });
+            self.marks.push(token.unwrap_or(text));
+        }
+    }
+
     /// Continues with free text after a call.
     pub(super) fn restart(&mut self) {
         self.text.clear();
@@ -111,9 +137,13 @@ impl Triggers {
     /// The next token and what it spells.
     pub(super) fn push(&mut self, token: TokenId, bytes: &str) -> Option<Trigger> {
         let family = self.family?;
-        if self.marks.iter().any(|mark| matches!(mark, Mark::Token(id) if *id == token)) {
+        let marked = self.marks.iter().find_map(|mark| match mark {
+            Mark::Token { token: own, matcher } => (*own == token).then_some(*matcher),
+            Mark::Text { .. } => None,
+        });
+        if let Some(matcher) = marked {
             self.text.clear();
-            return Some(Trigger { matcher: 0, feed: String::new() });
+            return Some(Trigger { matcher, feed: String::new() });
         }
         if let Some(index) = self.resets.iter().position(|reset| *reset == token) {
             // Harmony: a header begins or ends; Llama: a bare call may begin.
@@ -128,8 +158,9 @@ impl Triggers {
             ToolFamily::LlamaJson => self.call_object(0),
             ToolFamily::LlamaPythonic => self.list().or_else(|| self.call_object(1)),
             ToolFamily::Harmony => self.header(),
-            _ => self.marked(),
+            _ => None,
         };
+        let found = found.or_else(|| self.marked());
         if found.is_some() {
             self.text.clear();
         } else if self.text.len() > TAIL_BYTES_MAX {

@@ -9,7 +9,7 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        schema::{SchemaError, enforceable},
+        schema::{SchemaError, applicable::Applicable, enforceable, references::followed},
         tagged_arguments::{DSML, has_dsml},
         value::{Reading, reading},
     },
@@ -97,12 +97,12 @@ impl Writer<'_> {
         param: &Param<'_>,
     ) -> Result<String, SchemaError> {
         let whole = params.schema(param);
-        let reading = reading(Some((&whole, &whole)));
+        let reading = reading(Some(&Applicable::root(&whole)));
         let head = |is_text: bool| {
             format!("<{DSML}parameter name=\"{}\" string=\"{is_text}\">", param.name)
         };
         let mut alternatives = Vec::new();
-        if reading != Reading::Json {
+        if !reading.is_json() {
             let value = self.text_value(ToolFamily::DeepseekV32, &whole)?;
             alternatives.push(format!("{} {value}", self.tag(&head(true))));
         }
@@ -122,7 +122,7 @@ impl Writer<'_> {
         param: &Param<'_>,
     ) -> Result<String, SchemaError> {
         let whole = params.schema(param);
-        if reading(Some((&whole, &whole))) == Reading::Json {
+        if reading(Some(&Applicable::root(&whole))).is_json() {
             let (_, marker) = self.value_close(family);
             return Ok(format!("{} {marker}", self.json(&enforceable(&whole)?)));
         }
@@ -230,15 +230,15 @@ pub(super) struct Param<'a> {
 /// Arguments that are written one by one, and what their references point into.
 pub(super) struct Params<'a> {
     pub list: Vec<Param<'a>>,
-    definitions: Vec<(&'a str, &'a Value)>,
+    root: &'a Value,
 }
 
 impl<'a> Params<'a> {
-    pub(super) fn of(schema: &'a Value) -> Result<Self, SchemaError> {
+    pub(super) fn of(root: &'a Value) -> Result<Self, SchemaError> {
         const PLAIN: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
         let is_plain = |key: &str| PLAIN.contains(&key) || REMARKS.contains(&key);
-        let Value::Object(object) = schema else {
-            return Ok(Self { list: Vec::new(), definitions: Vec::new() });
+        let Value::Object(object) = followed(root, root) else {
+            return Ok(Self { list: Vec::new(), root });
         };
         if let Some(key) = object.keys().find(|key| !is_plain(key)) {
             let reason =
@@ -260,20 +260,24 @@ impl<'a> Params<'a> {
             schema,
             required: required.contains(&name.as_str()),
         });
-        let definitions = ["$defs", "definitions"]
-            .into_iter()
-            .filter_map(|key| object.get(key).map(|definitions| (key, definitions)));
-        Ok(Self { list: list.collect(), definitions: definitions.collect() })
+        Ok(Self { list: list.collect(), root })
     }
 
     /// One argument's schema by itself.
     pub(super) fn schema(&self, param: &Param<'_>) -> Value {
-        let mut schema = param.schema.clone();
-        if let Value::Object(object) = &mut schema {
-            for (key, definitions) in &self.definitions {
-                object.insert((*key).to_owned(), (*definitions).clone());
+        whole(param.schema, self.root)
+    }
+}
+
+/// What a schema leads to, by itself: with the definitions of its root.
+pub(super) fn whole(schema: &Value, root: &Value) -> Value {
+    let mut schema = followed(schema, root).clone();
+    if let Value::Object(object) = &mut schema {
+        for key in ["$defs", "definitions"] {
+            if let Some(definitions) = root.get(key) {
+                object.insert(key.to_owned(), definitions.clone());
             }
         }
-        schema
     }
+    schema
 }

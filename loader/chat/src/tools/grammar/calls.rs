@@ -297,6 +297,23 @@ impl Writer<'_> {
         }
     }
 
+    /// What may follow a call's first marker where the model has forgotten the section around it.
+    pub(in super::super) fn begun_call(
+        &mut self,
+        family: ToolFamily,
+        tools: &[ConstrainedTool],
+        one: bool,
+    ) -> Result<String, SchemaError> {
+        self.call(family, tools, true)?;
+        let names = json_calls::names(family);
+        let name = |name: Option<&'static str>| self.marker(name.unwrap_or_default());
+        let open = name(names.as_ref().and_then(|names| names.call_open));
+        let close = name(names.as_ref().and_then(|names| names.call_close));
+        let end = name(names.as_ref().and_then(|names| names.section_close));
+        let more = if one { String::new() } else { format!("(WS? {open} call {close})*") };
+        Ok(format!("call {close} {more} (WS? {end})?"))
+    }
+
     /// A marker that may stand here where it is a token.
     fn optional(&self, name: &str) -> String {
         self.format.marker_token(name).map_or_else(String::new, |_| self.marker(name) + "?")

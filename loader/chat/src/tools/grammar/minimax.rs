@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 use super::{
     super::{
         minimax::{CALL_CLOSE, CALL_OPEN, ITEM, MARK},
-        schema::{SchemaError, enforceable},
-        value::{Reading, reading},
+        schema::{SchemaError, applicable::Applicable, enforceable},
+        value::reading,
     },
     ConstrainedTool, Writer,
-    arguments::{Close, Ending, Params, REMARKS},
+    arguments::{Close, Ending, Params, REMARKS, whole},
     quoted,
 };
 
@@ -68,8 +68,8 @@ impl Writer<'_> {
         if let Some(inner) = inner {
             return Ok(format!("{open} {inner} {close}"));
         }
-        let whole = nesting.whole(schema);
-        if reading(Some((&whole, &whole))) == Reading::Json {
+        let whole = whole(schema, nesting.root);
+        if reading(Some(&Applicable::root(&whole))).is_json() {
             return Ok(format!("{open} {} {close}", self.json(&enforceable(&whole)?)));
         }
         let ending = match self.format.marker_token(MARK) {
@@ -122,19 +122,6 @@ impl<'a> Nesting<'a> {
             schema = self.root.pointer(reference.strip_prefix('#')?)?;
         }
         Some(schema)
-    }
-
-    /// A schema by itself.
-    fn whole(&self, schema: &Value) -> Value {
-        let mut schema = schema.clone();
-        if let Value::Object(object) = &mut schema {
-            for key in ["$defs", "definitions"] {
-                if let Some(definitions) = self.root.get(key) {
-                    object.insert(key.to_owned(), definitions.clone());
-                }
-            }
-        }
-        schema
     }
 }
 

@@ -5,16 +5,14 @@ use serde_json::Value;
 use super::{CALL_CLOSE, ITEM, NAME_BYTES_MAX};
 use crate::tools::{
     marker::{Found, find, is_code},
+    schema::applicable::Applicable,
     value::{Reading, Types, allowed, reading, to_json},
 };
 
 /// Deepest nesting of tags; published tools have 5 levels.
 const DEPTH_MAX: usize = 64;
-/// References and alternatives followed to a member's schema.
-const STEPS_MAX: usize = 16;
-
-/// A schema, and what its references point into.
-type Schema<'a> = Option<(&'a Value, &'a Value)>;
+/// The schemas of a value, where there are any.
+type Schemas<'a> = Option<Applicable<'a>>;
 
 /// What a text holds of a value.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,16 +71,27 @@ pub(super) fn text_end(key: &str, mark: &str, text: &str) -> End {
 }
 
 /// The value at the beginning of a text, which stands in the tag of this name.
-pub(super) fn read(key: &str, mark: &str, text: &str, schema: Schema<'_>) -> Outcome {
+pub(super) fn read<'a>(
+    key: &str,
+    mark: &str,
+    text: &str,
+    schemas: impl Fn() -> Schemas<'a>,
+) -> Outcome {
     // Most of the time the end is not there yet.
     if !text.contains(&format!("</{key}>")) {
         return Outcome::More;
     }
-    value(key, mark, text, schema, 0)
+    value(key, mark, text, schemas().as_ref(), 0)
 }
 
-fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) -> Outcome {
-    let types = allowed(schema);
+fn value(
+    key: &str,
+    mark: &str,
+    text: &str,
+    schemas: Option<&Applicable<'_>>,
+    depth: usize,
+) -> Outcome {
+    let types = allowed(schemas);
     if types.has(Types::ARRAY.or(Types::OBJECT)) {
         let rest = text.trim_start();
         let (tag, is_marked) = strip(rest, mark);
@@ -93,7 +102,7 @@ fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) ->
         // Without the mark a tag is one only where a text cannot be.
         let is_tag = is_marked || !types.has(Types::TEXT);
         if is_tag && tag.starts_with('<') && !tag.starts_with(&close) {
-            return members(key, mark, text, schema, depth);
+            return members(key, mark, text, schemas, depth);
         }
     }
     let (end, close) = match text_end(key, mark, text) {
@@ -106,7 +115,7 @@ fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) ->
     }
     let empty = [(Types::ARRAY, "[]"), (Types::OBJECT, "{}"), (Types::NULL, "null")];
     let empty = empty.iter().find(|(kind, _)| types.has(*kind));
-    let json = match (empty, reading(schema)) {
+    let json = match (empty, reading(schemas)) {
         (Some((_, json)), _) if text.trim().is_empty() && !types.has(Types::TEXT) => {
             (*json).to_owned()
         }
@@ -117,11 +126,17 @@ fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) ->
 }
 
 /// The tags of a list or an object, to the one that closes it.
-fn members(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) -> Outcome {
+fn members(
+    key: &str,
+    mark: &str,
+    text: &str,
+    schemas: Option<&Applicable<'_>>,
+    depth: usize,
+) -> Outcome {
     if depth >= DEPTH_MAX {
         return Outcome::NotAValue;
     }
-    let types = allowed(schema);
+    let types = allowed(schemas);
     // Where the schema leaves it open, the first tag's name tells.
     let mut is_list = match (types.has(Types::ARRAY), types.has(Types::OBJECT)) {
         (true, true) => None,
@@ -146,8 +161,10 @@ fn members(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) 
             return Outcome::NotAValue;
         }
         let as_item = *is_list.get_or_insert(name == ITEM);
-        let own = member(schema, (!as_item).then_some(name));
-        match value(name, mark, after, own, depth + 1) {
+        let own = schemas.and_then(|schemas| {
+            if as_item { schemas.item(found.len()) } else { schemas.member(name) }
+        });
+        match value(name, mark, after, own.as_ref(), depth + 1) {
             Outcome::Value(json, len) => {
                 found.push((name, json));
                 at += len;
@@ -168,37 +185,6 @@ fn members(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) 
 /// A text without the mark at its beginning and white space behind that, and whether it was there.
 fn strip<'a>(text: &'a str, mark: &str) -> (&'a str, bool) {
     text.strip_prefix(mark).map_or((text, false), |rest| (rest.trim_start(), true))
-}
-
-/// The schema of an object's member, or of a list's where there is no name.
-fn member<'a>(schema: Schema<'a>, name: Option<&str>) -> Schema<'a> {
-    let (schema, root) = schema?;
-    find_member(schema, root, name, 0).map(|schema| (schema, root))
-}
-
-fn find_member<'a>(
-    schema: &'a Value,
-    root: &'a Value,
-    name: Option<&str>,
-    steps: usize,
-) -> Option<&'a Value> {
-    let object = schema.as_object().filter(|_| steps < STEPS_MAX)?;
-    let own = match name {
-        Some(name) => object.get("properties").and_then(|properties| properties.get(name)),
-        None => object.get("items").filter(|items| items.is_object()),
-    };
-    let through = |schema| find_member(schema, root, name, steps + 1);
-    own.or_else(|| {
-        let reference = object.get("$ref")?.as_str()?;
-        through(root.pointer(reference.strip_prefix('#')?)?)
-    })
-    .or_else(|| {
-        let lists = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| object.get(key));
-        lists.filter_map(Value::as_array).flatten().find_map(through)
-    })
-    .or_else(|| {
-        object.get("additionalProperties").filter(|other| name.is_some() && other.is_object())
-    })
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use shardpack_formats::{
 
 use super::*;
 
+mod near_forms;
+
 const TEMPLATES: [(ToolFamily, &str); 30] = [
     (ToolFamily::JsonTags, include_str!("templates/json_tags.jinja")),
     (ToolFamily::LlamaJson, include_str!("templates/llama_json.jinja")),

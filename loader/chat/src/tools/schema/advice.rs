@@ -10,6 +10,10 @@ use crate::tools::argument_validator::ArgumentValidator;
 /// object.
 const ROUNDS_MAX: usize = 24;
 
+/// Keywords that are refused where a grammar would hold another number than they say.
+pub(crate) const NUMBERS: [&str; 7] =
+    ["const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+
 /// The part of a schema that can be enforced, and the places of what was left out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Advice {
@@ -61,7 +65,7 @@ fn at(path: &str, key: &str) -> String {
 }
 
 /// The type that a name stands for, where other programs spell it otherwise.
-fn type_name(name: &str) -> Option<&'static str> {
+pub(super) fn type_name(name: &str) -> Option<&'static str> {
     Some(match name.to_ascii_lowercase().as_str() {
         "string" | "str" | "text" => "string",
         "integer" | "int" | "long" => "integer",

@@ -64,7 +64,7 @@ fn what_is_text_or_must_be_long_is_not_cut() {
     let pattern = |pattern: &str| TextForm::Schema(json!({"type": "string", "pattern": pattern}));
     check(pattern("^[0-9]{1,64}$"), 64);
     check(pattern("^[0-9]{40}$"), 40);
-    check(TextForm::Schema(json!({"const": 1_234_567_890_123_456_789_u64})), 19);
+    check(TextForm::Schema(json!({"const": 1_u64 << 60})), 19);
     check(TextForm::Regex("[0-9]{1,50}".to_owned()), 50);
     check(TextForm::Grammar("start: /[0-9]{30}/".to_owned()), 30);
 }

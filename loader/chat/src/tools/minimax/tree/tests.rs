@@ -22,18 +22,26 @@ fn schema() -> Value {
 /// `text` without marks gets one before each tag, `key` a tag to close it.
 fn check(key: &str, text: &str, expected: &str) {
     let root = schema();
-    let own = member(Some((&root, &root)), Some(key));
+    let own = Applicable::root(&root).member(key);
     let marked = format!("{text}</{key}>").replace('<', &format!("{MARK}<"));
-    check_marked(key, &marked, own, expected);
+    check_marked(key, &marked, &own, expected);
 }
 
-fn check_marked(key: &str, text: &str, own: Schema<'_>, expected: &str) {
+fn check_marked(key: &str, text: &str, own: &Schemas<'_>, expected: &str) {
     let more = format!("{MARK}</invoke>");
     let whole = format!("{text}{more}");
-    assert_eq!(read(key, MARK, &whole, own), Outcome::Value(expected.to_owned(), text.len()));
+    assert_eq!(
+        read(key, MARK, &whole, || own.clone()),
+        Outcome::Value(expected.to_owned(), text.len())
+    );
     serde_json::from_str::<Value>(expected).unwrap();
     for end in (0..text.len()).filter(|&end| text.is_char_boundary(end)) {
-        assert_eq!(read(key, MARK, &text[..end], own), Outcome::More, "{}", &text[..end]);
+        assert_eq!(
+            read(key, MARK, &text[..end], || own.clone()),
+            Outcome::More,
+            "{}",
+            &text[..end]
+        );
     }
 }
 
@@ -75,10 +83,10 @@ fn members_are_typed_by_their_schemas_at_any_depth() {
 fn marks_that_are_left_out_cost_nothing_where_they_are_not_needed() {
     let root = schema();
     let check = |key: &str, text: &str, expected: &str| {
-        let own = member(Some((&root, &root)), Some(key));
+        let own = Applicable::root(&root).member(key);
         let text = text.replace('~', MARK);
         let whole = format!("{text}{MARK}</invoke>");
-        let found = read(key, MARK, &whole, own);
+        let found = read(key, MARK, &whole, || own.clone());
         assert_eq!(found, Outcome::Value(expected.to_owned(), text.len()), "{text}");
     };
     check("names", "~<item>a</item>~<item>b</item>~</names>", r#"["a", "b"]"#);
@@ -95,7 +103,7 @@ fn garbage_is_no_value() {
     let root = schema();
     let check = |key: &str, text: &str| {
         let text = text.replace('~', MARK);
-        let found = read(key, MARK, &text, member(Some((&root, &root)), Some(key)));
+        let found = read(key, MARK, &text, || Applicable::root(&root).member(key));
         assert_eq!(found, Outcome::NotAValue, "{text}");
     };
     check("names", "~<item>a~</item> oops ~</names>");

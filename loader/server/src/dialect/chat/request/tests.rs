@@ -220,6 +220,38 @@ fn formats_of_answers_are_taken() {
     );
 }
 
+#[test]
+fn patterns_and_grammars_are_bounded_wherever_they_stand() {
+    let check = |members: &str, text: &str, param: &str, bytes_max: usize| {
+        let with = |text: String| {
+            let text = serde_json::to_string(&text).unwrap();
+            parse_with(&members.replace("TEXT", &text)).map(|_| ())
+        };
+        with(text.repeat(bytes_max / text.len())).unwrap();
+        let error = with(text.repeat(bytes_max / text.len()) + text).unwrap_err();
+        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Invalid, Some(param)));
+        let found = format!("at most {bytes_max} bytes, found {}", bytes_max + text.len());
+        assert!(error.message.contains(&found), "{}", error.message);
+    };
+    let [pattern, grammar] = [64 << 10, 256 << 10];
+    let format =
+        |kind: &str, name: &str| format!(r#""response_format":{{"type":"{kind}","{name}":TEXT}}"#);
+    check(&format("regex", "pattern"), "a", "response_format.pattern", pattern);
+    check(&format("regex", "regex"), "a", "response_format.regex", pattern);
+    check(&format("grammar", "grammar"), "a", "response_format.grammar", grammar);
+    check(&format("lark", "grammar"), "a", "response_format.grammar", grammar);
+    check(r#""guided_regex":TEXT"#, "a", "guided_regex", pattern);
+    check(r#""guided_grammar":TEXT"#, "a", "guided_grammar", grammar);
+    check(r#""grammar":TEXT"#, "a", "grammar", grammar);
+    check(r#""structured_outputs":{"regex":TEXT}"#, "a", "regex", pattern);
+    check(r#""structured_outputs":{"grammar":TEXT}"#, "a", "grammar", grammar);
+    let texts = format!("[{}]", [r#""a""#; 4].join(",").replace('a', &"a".repeat(grammar / 4)));
+    parse_with(&format!(r#""guided_choice":{texts}"#)).unwrap();
+    let texts = texts.replacen('[', "[\"b\",", 1);
+    let error = parse_with(&format!(r#""guided_choice":{texts}"#)).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("guided_choice"));
+}
+
 /// Names that the parser knows, with values of any kind: nothing panics, faults are the client's.
 #[test]
 fn any_value_of_any_parameter_is_taken_or_refused() {
