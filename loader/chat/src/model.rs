@@ -221,7 +221,7 @@ impl ChatModel {
         let style = templates.as_ref().map(|own| OutputStyle::detect(own.of_tools()));
         let style = style.unwrap_or_default();
         let style = if templates.is_some() { with_calls(style) } else { style };
-        let output = OutputFormat::new(style, |name| vocabulary.added_token(name));
+        let output = output_format(style, &vocabulary, opened.shows_tools);
         Ok(Self {
             prompts: Arc::new(prompts),
             shows_tools: opened.shows_tools,
@@ -362,8 +362,7 @@ impl ChatModel {
     pub fn with_style(mut self, style: Option<OutputStyle>) -> Self {
         if let Some(style) = style.filter(|style| *style != OutputStyle::default()) {
             let style = if self.templates.is_some() { with_calls(style) } else { style };
-            let output = OutputFormat::new(style, |name| self.vocabulary.added_token(name));
-            self.output = Arc::new(output);
+            self.output = Arc::new(output_format(style, &self.vocabulary, self.shows_tools));
         }
         self
     }
@@ -452,6 +451,17 @@ impl ChatModel {
 /// known.
 fn with_calls(style: OutputStyle) -> OutputStyle {
     OutputStyle { tools: Some(style.tools.unwrap_or(ToolFamily::JsonTags)), ..style }
+}
+
+/// The output format of a model: where its template shows no tools, calls in the format that the prompt
+/// teaches are taken besides its own.
+fn output_format(style: OutputStyle, vocabulary: &Vocabulary, shows_tools: bool) -> OutputFormat {
+    let token = |name: &str| vocabulary.added_token(name);
+    if shows_tools {
+        OutputFormat::new(style, token)
+    } else {
+        OutputFormat::with_generic_calls(style, token)
+    }
 }
 
 /// Variables of the template: the client's own, and its reasoning options under the names that

@@ -49,6 +49,9 @@ pub struct ChatTemplate {
     forced: Vec<Adjustment>,
     /// How it writes a call, where it shows calls but no definitions.
     native_call: Option<String>,
+    /// Whether a prompt with tools teaches a format that the template writes no calls in: then earlier
+    /// calls are written in that one, too.
+    teaches_other: bool,
 }
 
 /// A prompt, and what was changed in the conversation so that the template rendered it.
@@ -115,11 +118,13 @@ impl ChatTemplate {
             shows_tools: false,
             forced: Vec::new(),
             native_call: None,
+            teaches_other: false,
         };
         own.shows_tools = family.is_some() && own.probe_tools();
         own.forced = own.probe_forced(family);
         if family.is_some() && !own.shows_tools {
             own.native_call = generic_tools::native_call(&own);
+            own.teaches_other = own.native_call.is_none() && family != Some(ToolFamily::JsonTags);
         }
         Ok(own)
     }
@@ -222,12 +227,13 @@ impl ChatTemplate {
         kwargs: &Object,
     ) -> Result<Rendered, RenderError> {
         self.with_effort(kwargs, |kwargs| {
+            let forced = self.forced_with(tools);
             let (told, tools) = self.told(messages, tools);
             let render = |messages: &[Message]| {
                 let messages = messages.iter().map(|message| self.fields(message));
                 self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
             };
-            let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
+            let (text, adjustments) = adjust::render(&told, &forced, render, may_adjust)?;
             let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
             Ok(Rendered { text, adjustments })
         })
@@ -259,6 +265,7 @@ impl ChatTemplate {
     ) -> Result<Option<Rendered>, RenderError> {
         let Some(said) = messages.last().and_then(Message::own_text) else { return Ok(None) };
         let kwargs = &self.efforts.known(kwargs);
+        let forced = self.forced_with(tools);
         let (told, tools) = self.told(messages, tools);
         let render = |messages: &[Message]| {
             let Some((last, before)) = messages.split_last() else { return Ok(None) };
@@ -270,9 +277,18 @@ impl ChatTemplate {
             let end = end.filter(|&end| rendered[..end].ends_with(said));
             Ok(end.map(|end| rendered[..end].to_owned()))
         };
-        let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
+        let (text, adjustments) = adjust::render(&told, &forced, render, may_adjust)?;
         let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
         Ok(text.map(|text| Rendered { text, adjustments }))
+    }
+
+    /// The adjustments of every conversation with these tools.
+    fn forced_with(&self, tools: &[Json]) -> Vec<Adjustment> {
+        let mut forced = self.forced.clone();
+        if self.teaches_other && !tools.is_empty() && !forced.contains(&Adjustment::CallsAsText) {
+            forced.push(Adjustment::CallsAsText);
+        }
+        forced
     }
 
     /// The conversation as the template is to see it, and the tools that it shows by itself.

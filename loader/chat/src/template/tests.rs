@@ -380,3 +380,30 @@ fn an_effort_that_the_template_refuses_is_left_out() {
     assert_eq!((rendered.text.as_str(), rendered.adjustments), ("hi", vec!["no-reasoning-effort"]));
     assert_eq!(adjustment("no-reasoning-effort"), Some("no-reasoning-effort"));
 }
+
+#[test]
+fn earlier_calls_are_written_as_the_prompt_teaches_them() {
+    let source = "{% for m in messages %}{% if m.tool_calls %}<｜Assistant｜><｜tool▁calls▁begin｜>\
+        {% for c in m.tool_calls %}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.function.name }}\n```json\n\
+        {{ c.function.arguments }}\n```<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>\
+        {% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}\
+        {% if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}";
+    let history = conversation(
+        r#"[{"role":"user","content":"U"},
+        {"role":"assistant","tool_calls":[{"id":"a","function":{"name":"f","arguments":"{\"k\":1}"}}]},
+        {"role":"tool","tool_call_id":"a","content":"R"}]"#,
+    );
+    let tool = Json::parse(br#"{"type":"function","function":{"name":"f"}}"#).unwrap();
+    let template = template(source);
+    let rendered = template.render(&history, &[tool], &Object::default()).unwrap();
+    assert!(rendered.text.contains("between <tool_call> tags"), "{}", rendered.text);
+    assert!(!rendered.text.contains("<｜tool▁calls▁begin｜>"), "{}", rendered.text);
+    let end = "<user>U<assistant><tool_call>\n{\"name\": \"f\", \"arguments\": {\"k\": 1}}\n\
+               </tool_call><user><tool_response>\nR\n</tool_response><｜Assistant｜><think>\n";
+    assert!(rendered.text.ends_with(end), "{}", rendered.text);
+    assert_eq!(rendered.adjustments, ["calls-as-text"]);
+    // Without tools nothing is taught, and the template's own form stands.
+    let rendered = template.render(&history, &[], &Object::default()).unwrap();
+    assert!(rendered.text.contains("<｜tool▁calls▁begin｜>"), "{}", rendered.text);
+    assert!(rendered.adjustments.is_empty());
+}
