@@ -36,4 +36,5 @@ pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{OutputFormat, ParserOptions, ToolCallParser};
 pub(crate) use schema::SchemaError;
 pub(crate) use schema::advice;
+pub(crate) use schema::applicable::outline;
 pub(crate) use schema::references::localised;

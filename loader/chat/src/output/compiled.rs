@@ -1,7 +1,7 @@
 //! The constraint of a request, compiled before anything runs: what is enforced, what is judged when
 //! a call is complete, and what is left out.
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use shardpack_engine_api::ConstraintSource;
 
 use super::{OutputPlanError, schema};
@@ -10,7 +10,7 @@ use crate::{
     model::ChatModel,
     tools::{
         ArgumentValidator, CompileBudget, ConstrainedTool, ConstraintSpec, GrammarError, Grammars,
-        SchemaError, TextForm, advice,
+        SchemaError, TextForm, advice, outline,
     },
 };
 
@@ -97,7 +97,7 @@ pub(super) fn compile(
         if alone(&advice.schema).is_ok() {
             spec.tools[index].schema = advice.schema;
         } else {
-            spec.tools[index].schema = weak(&advice.schema);
+            spec.tools[index].schema = outline(&advice.schema);
             compiled.judged.push((index, advice.schema));
         }
     }
@@ -283,16 +283,4 @@ fn keyword_place(tool: &Tool, error: &GrammarError) -> Option<String> {
 fn place(request: &ChatRequest, tool: &Tool) -> String {
     let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
     format!("tools[{index}].function.parameters")
-}
-
-/// What is enforced of a schema that no grammar can enforce: an object, the names of its members
-/// and their plain types.
-fn weak(schema: &Value) -> Value {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let member = |(name, schema): (&String, &Value)| {
-        let kind = schema.get("type").filter(|kind| kind.is_string());
-        (name.clone(), kind.map_or(Value::Bool(true), |kind| json!({ "type": kind })))
-    };
-    let properties: Map<String, Value> = properties.into_iter().flatten().map(member).collect();
-    json!({ "type": "object", "properties": properties })
 }

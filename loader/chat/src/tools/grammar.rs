@@ -64,7 +64,7 @@ impl<'a> Writer<'a> {
     pub(super) fn finish(mut self, start: &str) -> TopLevelGrammar {
         let text = format!(
             "start: {start}\n{}WS: /[ \\n]{{1,4}}/\nANY: /(?s:.+)/\n\
-             GKEY: /[a-zA-Z0-9_.$-]{{1,64}}:/\n",
+             GKEY: /[a-zA-Z0-9_.$-]{{1,64}}:/\nPNAME: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/\n",
             self.text
         );
         let mut grammars = vec![GrammarWithLexer::from_lark(text)];

@@ -67,6 +67,13 @@ impl Types {
         }
     }
 
+    /// The name of JSON schema's that allows just these.
+    pub(super) fn name(self) -> Option<&'static str> {
+        const NAMES: [&str; 7] =
+            ["null", "boolean", "number", "integer", "string", "array", "object"];
+        NAMES.into_iter().find(|name| Self::named(name) == self)
+    }
+
     /// That of a value.
     pub(super) fn of(value: &Value) -> Self {
         match value {

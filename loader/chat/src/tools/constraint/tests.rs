@@ -450,6 +450,38 @@ fn sections_that_are_forgotten_are_constrained_too() {
 }
 
 #[test]
+fn arguments_that_a_schema_does_not_name_are_typed_too() {
+    let schema = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    let tools = [("f", schema.clone())];
+    for family in [
+        ToolFamily::QwenXml,
+        ToolFamily::SeedXml,
+        ToolFamily::HunyuanXml,
+        ToolFamily::Glm4,
+        ToolFamily::MinimaxM2,
+        ToolFamily::DeepseekV32,
+        ToolFamily::Lfm2,
+        ToolFamily::LlamaPythonic,
+    ] {
+        let model = Model::family(family, true);
+        let spec = ConstraintSpec { one_call: true, ..model.spec(&tools, true) };
+        let mut named = 0;
+        for seed in 0..12 {
+            let mut constraint = model.grammars.constraint(&spec).unwrap();
+            let (tokens, _) = walk(&model, &mut constraint, &mut Random(seed), 400);
+            for (_, arguments) in parse(&model, &tools, &tokens).0 {
+                judge(&schema, &arguments, &format!("{family:?}"));
+                named += arguments.as_object().unwrap().len();
+            }
+        }
+        assert!(named > 0, "{family:?}");
+    }
+    let model = Model::family(ToolFamily::MinimaxM3, true);
+    let refused = model.grammars.constraint(&model.spec(&tools, true)).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("additionalProperties"), "{refused}");
+}
+
+#[test]
 fn bare_values_have_the_types_that_references_lead_to() {
     let code = || json!({"$ref": "#/$defs/code"});
     let schema = json!({"$ref": "#/$defs/all", "$defs": {"code": {"enum": ["1", "2"]},

@@ -60,24 +60,22 @@ impl Writer<'_> {
         for param in &params.list {
             let optional = if param.required { "" } else { "?" };
             if has_dsml(family) {
-                let told = self.told_param(&params, param)?;
+                let told = self.told_param(&Key::Known(param.name), &params.schema(param))?;
                 let _ = write!(body, " ({told} WS?){optional}");
                 continue;
             }
-            let key = match family {
-                ToolFamily::QwenXml => quoted(&format!("<parameter={}>\n", param.name)),
-                ToolFamily::SeedXml => quoted(&format!("<parameter={}>", param.name)),
-                ToolFamily::MinimaxM2 => quoted(&format!("<parameter name=\"{}\">", param.name)),
-                family => {
-                    let own = if family == ToolFamily::HunyuanXml { ":opensource" } else { "" };
-                    let marker = |name: &str| self.marker(&format!("<{name}{own}>"));
-                    let (open, close) = (marker("arg_key"), marker("/arg_key"));
-                    let value = marker("arg_value");
-                    format!("{open} {} {close} WS? {value}", quoted(param.name))
-                }
-            };
-            let value = self.param_value(family, &params, param)?;
+            let key = self.param_key(family, &Key::Known(param.name));
+            let value = self.param_value(family, &params.schema(param))?;
             let _ = write!(body, " ({key} {value} WS?){optional}");
+        }
+        if let Some(rest) = params.rest() {
+            let argument = if has_dsml(family) {
+                self.told_param(&Key::Any, &rest)?
+            } else {
+                let value = self.param_value(family, &rest)?;
+                format!("{} {value}", self.param_key(family, &Key::Any))
+            };
+            let _ = write!(body, " ({argument} WS?)*");
         }
         match family {
             ToolFamily::QwenXml | ToolFamily::SeedXml => body.push_str(" \"</function>\""),
@@ -90,43 +88,49 @@ impl Writer<'_> {
         Ok(body)
     }
 
+    /// What stands before an argument's value.
+    fn param_key(&self, family: ToolFamily, key: &Key<'_>) -> String {
+        match family {
+            ToolFamily::QwenXml => key.between("<parameter=", ">\n"),
+            ToolFamily::SeedXml => key.between("<parameter=", ">"),
+            ToolFamily::MinimaxM2 => key.between("<parameter name=\"", "\">"),
+            family => {
+                let own = if family == ToolFamily::HunyuanXml { ":opensource" } else { "" };
+                let marker = |name: &str| self.marker(&format!("<{name}{own}>"));
+                let (open, close) = (marker("arg_key"), marker("/arg_key"));
+                let value = marker("arg_value");
+                format!("{open} {} {close} WS? {value}", key.between("", ""))
+            }
+        }
+    }
+
     /// An argument that says by itself whether it is text or JSON (DeepSeek V3.2).
-    fn told_param(
-        &mut self,
-        params: &Params<'_>,
-        param: &Param<'_>,
-    ) -> Result<String, SchemaError> {
-        let whole = params.schema(param);
-        let reading = reading(Some(&Applicable::root(&whole)));
+    fn told_param(&mut self, key: &Key<'_>, whole: &Value) -> Result<String, SchemaError> {
+        let reading = reading(Some(&Applicable::root(whole)));
+        let open = self.tag(&format!("<{DSML}parameter name=\""));
         let head = |is_text: bool| {
-            format!("<{DSML}parameter name=\"{}\" string=\"{is_text}\">", param.name)
+            format!("{open} {}", key.between("", &format!("\" string=\"{is_text}\">")))
         };
         let mut alternatives = Vec::new();
         if !reading.is_json() {
-            let value = self.text_value(ToolFamily::DeepseekV32, &whole)?;
-            alternatives.push(format!("{} {value}", self.tag(&head(true))));
+            let value = self.text_value(ToolFamily::DeepseekV32, whole)?;
+            alternatives.push(format!("{} {value}", head(true)));
         }
         if reading != Reading::Text {
-            let value = self.json(&enforceable(&whole)?);
+            let value = self.json(&enforceable(whole)?);
             let (_, marker) = self.value_close(ToolFamily::DeepseekV32);
-            alternatives.push(format!("{} {value} {marker}", self.tag(&head(false))));
+            alternatives.push(format!("{} {value} {marker}", head(false)));
         }
         Ok(format!("({})", alternatives.join(" | ")))
     }
 
     /// A value and the tag that closes it.
-    fn param_value(
-        &mut self,
-        family: ToolFamily,
-        params: &Params<'_>,
-        param: &Param<'_>,
-    ) -> Result<String, SchemaError> {
-        let whole = params.schema(param);
-        if reading(Some(&Applicable::root(&whole))).is_json() {
+    fn param_value(&mut self, family: ToolFamily, whole: &Value) -> Result<String, SchemaError> {
+        if reading(Some(&Applicable::root(whole))).is_json() {
             let (_, marker) = self.value_close(family);
-            return Ok(format!("{} {marker}", self.json(&enforceable(&whole)?)));
+            return Ok(format!("{} {marker}", self.json(&enforceable(whole)?)));
         }
-        self.text_value(family, &whole)
+        self.text_value(family, whole)
     }
 
     /// What closes a value: its letters, and itself in the grammar.
@@ -201,6 +205,23 @@ impl Writer<'_> {
     }
 }
 
+/// The name of an argument.
+enum Key<'a> {
+    Known(&'a str),
+    /// Of a schema that names none.
+    Any,
+}
+
+impl Key<'_> {
+    /// The name between these letters.
+    fn between(&self, before: &str, after: &str) -> String {
+        match self {
+            Self::Known(name) => quoted(&format!("{before}{name}{after}")),
+            Self::Any => format!("{} PNAME {}", quoted(before), quoted(after)),
+        }
+    }
+}
+
 /// What closes a bare text.
 pub(super) struct Close {
     /// Itself in the grammar.
@@ -261,6 +282,13 @@ impl<'a> Params<'a> {
             required: required.contains(&name.as_str()),
         });
         Ok(Self { list: list.collect(), root })
+    }
+
+    /// The schema of arguments that no one names, where the schema names none and says that there may be
+    /// some.
+    pub(super) fn rest(&self) -> Option<Value> {
+        let rest = followed(self.root, self.root).get("additionalProperties")?;
+        (self.list.is_empty() && *rest != Value::Bool(false)).then(|| whole(rest, self.root))
     }
 
     /// One argument's schema by itself.

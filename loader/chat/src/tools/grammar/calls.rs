@@ -182,8 +182,14 @@ impl Writer<'_> {
                 self.rule(&rest(at, has), &body);
             }
         }
-        for has in [false, true] {
-            self.rule(&rest(count, has), "\"\"");
+        let mut last = ["\"\"".to_owned(), "\"\"".to_owned()];
+        if let Some(schema) = params.rest() {
+            let value = self.json(&enforceable(&schema)?);
+            let argument = format!("PNAME \"=\" {value}");
+            last[0] = format!("\"\" | {argument} (\",\" WS? {argument})*");
+        }
+        for (has, body) in [false, true].into_iter().zip(last) {
+            self.rule(&rest(count, has), &body);
         }
         Ok(format!("{} {} \")\"", quoted(&format!("{}(", tool.name)), rest(0, false)))
     }

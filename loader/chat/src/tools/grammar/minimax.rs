@@ -34,6 +34,11 @@ impl Writer<'_> {
     /// One call, from the mark before it.
     pub(super) fn minimax(&mut self, tool: &ConstrainedTool) -> Result<String, SchemaError> {
         let params = Params::of(&tool.schema)?;
+        if params.rest().is_some() {
+            let reason =
+                "this model names arguments by tags, of which a grammar has to know the names";
+            return Err(SchemaError::new("additionalProperties", reason));
+        }
         let mark = self.marker(MARK);
         let head = quoted(&format!("{CALL_OPEN}{}\">", tool.name));
         let mut body = format!("{mark} {head} WS?");

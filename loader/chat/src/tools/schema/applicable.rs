@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::advice::type_name;
 use crate::tools::{argument_validator::matches_name, value::Types};
@@ -87,6 +87,32 @@ impl<'a> Applicable<'a> {
             Said::Nothing | Said::Forbidden => None,
         }
     }
+}
+
+/// What a grammar can hold an object to whose schema it cannot enforce: the names of its members and
+/// their plain types; any members where names are not all that the schema says of them.
+pub(crate) fn outline(schema: &Value) -> Value {
+    let whole = Applicable::root(schema);
+    let mut names = Names::default();
+    Steps::new(schema).names(schema, &mut names);
+    if names.is_open || names.found.is_empty() {
+        return json!({ "type": "object", "additionalProperties": true });
+    }
+    let kind = |name: &str| whole.member(name).and_then(|member| member.types().name());
+    let member = |name: &str| {
+        let schema = kind(name).map_or(Value::Bool(true), |kind| json!({ "type": kind }));
+        (name.to_owned(), schema)
+    };
+    let properties: Map<String, Value> = names.found.into_iter().map(member).collect();
+    json!({ "type": "object", "properties": properties })
+}
+
+/// Names of members, in the order in which a schema has them.
+#[derive(Default)]
+struct Names<'a> {
+    found: Vec<&'a str>,
+    /// Whether members of other names have schemas, too.
+    is_open: bool,
 }
 
 fn bare(schema: &Value) -> bool {
@@ -174,6 +200,31 @@ impl<'a> Steps<'a> {
         }
         let rest = rest.into_iter().filter_map(|key| object.get(key)).find(|rest| !rest.is_array());
         rest.map_or(Said::Nothing, says)
+    }
+
+    fn names(&self, schema: &'a Value, names: &mut Names<'a>) {
+        let Some(object) = self.open(schema) else { return };
+        for name in
+            object.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys)
+        {
+            if !names.found.contains(&name.as_str()) {
+                names.found.push(name);
+            }
+        }
+        let has = |key: &str| object.get(key).and_then(Value::as_object);
+        names.is_open |= has("patternProperties").is_some_and(|named| !named.is_empty());
+        let rest = ["additionalProperties", "unevaluatedProperties"];
+        names.is_open |= rest.into_iter().any(|key| has(key).is_some());
+        self.target(object).into_iter().for_each(|target| self.names(target, names));
+        for key in ["allOf", "anyOf", "oneOf"] {
+            let parts = object.get(key).and_then(Value::as_array).into_iter().flatten();
+            parts.for_each(|part| self.names(part, names));
+        }
+        for key in ["if", "then", "else"] {
+            object.get(key).into_iter().for_each(|part| self.names(part, names));
+        }
+        let dependent = DEPENDENT.into_iter().filter_map(has).flat_map(Map::values);
+        dependent.for_each(|part| self.names(part, names));
     }
 
     fn types(&self, schemas: &Schemas<'a>) -> Types {

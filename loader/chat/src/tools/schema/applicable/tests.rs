@@ -118,3 +118,25 @@ fn circles_and_endless_alternatives_end() {
     let own = json!({"properties": {"x": {"type": "string"}}, "allOf": [{"$ref": "#"}]});
     check(own, &[("42", r#""42""#)]);
 }
+
+#[test]
+fn an_outline_has_the_names_that_a_schema_has_anywhere() {
+    let check = |schema: Value, expected: Value| assert_eq!(outline(&schema), expected, "{schema}");
+    let [text, number] = [json!({"type": "string"}), json!({"type": "integer"})];
+    let named = |properties: Value| json!({"type": "object", "properties": properties});
+    check(
+        json!({"oneOf": [named(json!({"a": text})), {"$ref": "#/$defs/b"}],
+            "$defs": {"b": named(json!({"b": number, "c": {"enum": [1, "x"]}}))},
+            "if": {"required": ["a"]}, "then": named(json!({"d": {"type": ["null"]}}))}),
+        named(json!({"a": text, "b": number, "c": true, "d": {"type": "null"}})),
+    );
+    check(named(json!({"a": text, "b": {"minimum": 1}})), named(json!({"a": text, "b": true})));
+    let open = || json!({"type": "object", "additionalProperties": true});
+    for schema in [
+        json!({"type": "object", "minProperties": 1}),
+        json!({"patternProperties": {"^a": text}, "properties": {"b": text}}),
+        json!({"allOf": [{"additionalProperties": number}]}),
+    ] {
+        check(schema, open());
+    }
+}
