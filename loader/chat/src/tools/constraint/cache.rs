@@ -11,9 +11,9 @@ use super::GrammarError;
 
 /// Grammars kept: agents use the same tools all day.
 const ENTRIES_MAX: usize = 32;
-/// Bytes of the grammars kept, as they were when they were compiled. Real ones have some hundred KB
-/// each; a pattern of 64 KiB has half a MB.
-const BYTES_MAX: usize = 32 << 20;
+/// Bytes of the grammars kept, as they were when they were compiled: those of agents' tools have 1 to
+/// 6 MB each.
+const BYTES_MAX: usize = 64 << 20;
 
 /// Refusals kept. They are small, and whoever repeats one is told at once.
 const REFUSALS_MAX: usize = 256;
