@@ -33,7 +33,7 @@ MARKDOWN = """Here is **Markdown** with $a^2 + b^2 = c^2$.
 2. two
 
 | name | size |
-|---|---|
+|---|---:|
 | a | 1 |
 
 ```rust
@@ -146,6 +146,8 @@ def converse(page, name):
     settled(page)
     for part in ["strong", "table", ".code .hljs-keyword", "math"]:
         expect(answer(page).locator(part).first).to_be_visible()
+    aligned = answer(page).locator("td").evaluate_all("cells => cells.map((it) => getComputedStyle(it).textAlign)")
+    assert aligned == ["left", "right"], aligned
     fits(page, name + "-markdown")
     ask(page, "Speak for long")
     expect(answer(page).locator(".answer")).to_contain_text("word")
