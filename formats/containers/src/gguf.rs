@@ -18,7 +18,7 @@ mod value;
 
 pub use header::{Header, MAGIC, MAX_HEADER_BYTES, Tensor, parse, parse_start};
 pub use kind::Kind;
-pub use model::{FREQUENCIES, LONG_FREQUENCIES, Model, Part, Rows, SHORT_FREQUENCIES};
+pub use model::{FREQUENCIES, Half, LONG_FREQUENCIES, Model, Part, Rows, SHORT_FREQUENCIES};
 pub use value::Value;
 
 /// Why a GGUF file is refused.

@@ -194,6 +194,11 @@ enum RowMap {
     Rotary {
         head: u64,
     },
+    /// Every matrix of `height` rows stands among `2 · height` rows, `skipped` after their first.
+    Half {
+        height: u64,
+        skipped: u64,
+    },
 }
 
 /// Where a row stands when of each `head` rows the first half has even places and the second half
@@ -209,6 +214,7 @@ impl RowMap {
             Self::Same => row,
             Self::Every { first, step } => first + row * step,
             Self::Rotary { head } => rotary_row(row, head),
+            Self::Half { height, skipped } => row / height * 2 * height + row % height + skipped,
         }
     }
 
@@ -217,7 +223,9 @@ impl RowMap {
         match self {
             _ if rows.start >= rows.end => rows.start..rows.start,
             Self::Same => rows.start..rows.end,
-            Self::Every { .. } => self.stored(rows.start)..self.stored(rows.end - 1) + 1,
+            Self::Every { .. } | Self::Half { .. } => {
+                self.stored(rows.start)..self.stored(rows.end - 1) + 1
+            }
             // Whole heads: the halves of one stand all over it.
             Self::Rotary { head } => rows.start / head * head..rows.end.div_ceil(head) * head,
         }

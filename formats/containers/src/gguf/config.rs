@@ -2,15 +2,15 @@
 //!
 //! Every key of the architecture is used, known to change nothing, or the file is refused with
 //! its name: what llama.cpp computes by a key that is not understood would be computed otherwise
-//! here. A `config.json` beside the file takes the place of all this.
-
-use std::f64::consts::PI;
+//! here. Where llama.cpp has a value for an absent key, it is that value. A `config.json` beside the
+//! file is asked when the keys are not understood.
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{FREQUENCIES, GgufError, LONG_FREQUENCIES, Model, Part, Value};
+use super::{GgufError, LONG_FREQUENCIES, Model, Part, tokenizer};
 
 mod families;
+mod rope;
 
 /// Keys of an architecture that say nothing about what is computed.
 const IGNORED: &[&str] =
@@ -37,6 +37,7 @@ const USED: &[&str] = &[
     "residual_scale",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.scale_linear",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
@@ -59,9 +60,6 @@ pub struct Frequencies {
 /// Largest relative difference of a frequency's factor from the formula's: its writer computes in
 /// 32 bits.
 const FACTOR_TOLERANCE: f64 = 1e-4;
-
-/// Tokens that Llama 3 was trained with before its positions were stretched.
-const LLAMA3_POSITIONS: f64 = 8192.0;
 
 /// Where the configuration can be had instead.
 const BESIDE: &str = "put the model's config.json beside the file";
@@ -97,7 +95,7 @@ pub fn config(model: &Model, parts: &[Part], frequencies: &Frequencies) -> Resul
     for (key, token) in tokens(model) {
         set(key, token);
     }
-    if let Some(scaling) = rope_scaling(model, head, frequencies.all.as_deref())? {
+    if let Some(scaling) = rope::scaling(model, head, frequencies.all.as_deref())? {
         set("rope_scaling", scaling);
     }
     family(model, &tensors, &mut config)?;
@@ -123,8 +121,7 @@ fn family(
         ("qwen3moe", Some(experts)) => {
             set("num_experts", experts.into());
             set("num_experts_per_tok", model.needed_count("expert_used_count")?.into());
-            let size = model.needed_count("expert_feed_forward_length")?;
-            set("moe_intermediate_size", size.into());
+            set("moe_intermediate_size", expert_size(model)?.into());
             // llama.cpp computes this architecture so, whatever the checkpoint said.
             set("norm_topk_prob", true.into());
             set("decoder_sparse_step", 1.into());
@@ -144,19 +141,7 @@ fn family(
         ("qwen2", None) => ("qwen2", "Qwen2ForCausalLM"),
         ("qwen3", None) => ("qwen3", "Qwen3ForCausalLM"),
         ("seed_oss", None) => ("seed_oss", "SeedOssForCausalLM"),
-        ("granite", None) => {
-            for (key, ours) in [
-                ("attention.scale", "attention_multiplier"),
-                ("embedding_scale", "embedding_multiplier"),
-                ("residual_scale", "residual_multiplier"),
-                ("logit_scale", "logits_scaling"),
-            ] {
-                if let Some(value) = decimal(model, key)? {
-                    set(ours, value.into());
-                }
-            }
-            ("granite", "GraniteForCausalLM")
-        }
+        ("granite", None) => ("granite", "GraniteForCausalLM"),
         ("qwen3moe" | "gpt-oss", None) => return Err(model.missing("expert_count")),
         ("gemma2", None) => ("gemma2", "Gemma2ForCausalLM"),
         ("gemma3", None) => ("gemma3_text", "Gemma3ForCausalLM"),
@@ -182,6 +167,14 @@ fn family(
     set("model_type", model_type.into());
     set("architectures", json!([class]));
     Ok(())
+}
+
+/// Features within an expert; without a key the experts that are used share those of a layer.
+fn expert_size(model: &Model) -> Result<u64, GgufError> {
+    if let Some(size) = model.count("expert_feed_forward_length")?.filter(|size| *size > 0) {
+        return Ok(size);
+    }
+    Ok(model.needed_count("feed_forward_length")? / model.needed_count("expert_used_count")?)
 }
 
 /// The model's tensors by their names in the checkpoint.
@@ -282,7 +275,7 @@ fn needed_decimal(model: &Model, key: &str) -> Result<f64, GgufError> {
 
 /// The tokens that begin and end a text.
 fn tokens(model: &Model) -> Vec<(&'static str, Json)> {
-    let id = |key: &str| model.keys.get(&format!("tokenizer.ggml.{key}"))?.integer();
+    let id = |key: &str| tokenizer::special_id(model.keys, key);
     let mut tokens = Vec::new();
     if let Some(bos) = id("bos_token_id") {
         tokens.push(("bos_token_id", bos.into()));
@@ -293,92 +286,4 @@ fn tokens(model: &Model) -> Vec<(&'static str, Json)> {
         tokens.push(("eos_token_id", turn.map_or_else(|| json!(eos), |turn| json!([eos, turn]))));
     }
     tokens
-}
-
-/// How positions are stretched, if they are.
-fn rope_scaling(
-    model: &Model,
-    head: u64,
-    frequencies: Option<&[f32]>,
-) -> Result<Option<Json>, GgufError> {
-    let key = "rope.scaling.type";
-    let kind = match model.value(key).map(Value::text) {
-        None => "none",
-        Some(kind) => kind.ok_or_else(|| GgufError::key(model.name_of(key), "is no text"))?,
-    };
-    let factor = || needed_decimal(model, "rope.scaling.factor");
-    let stated = match kind {
-        "none" => None,
-        "linear" => Some(json!({"rope_type": "linear", "factor": factor()?})),
-        "yarn" => Some(yarn(model, factor()?)?),
-        other => {
-            let problem = format!("is {other:?}, which is not read; {BESIDE}");
-            return Err(GgufError::key(model.name_of(key), problem));
-        }
-    };
-    let Some(frequencies) = frequencies else { return Ok(stated) };
-    let theta = decimal(model, "rope.freq_base")?.unwrap_or(10000.0);
-    let wrong = |problem: &str| GgufError::Tensor {
-        tensor: FREQUENCIES.to_owned(),
-        problem: format!("{problem}; {BESIDE}"),
-    };
-    if stated.is_some() {
-        return Err(wrong("the keys describe another scaling of positions"));
-    }
-    if frequencies.iter().all(|factor| *factor == 1.0) {
-        return Ok(None);
-    }
-    llama3(frequencies, head, theta)
-        .map(Some)
-        .ok_or_else(|| wrong("its factors are not those of Llama 3"))
-}
-
-fn yarn(model: &Model, factor: f64) -> Result<Json, GgufError> {
-    let mut scaling = json!({
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings":
-            model.needed_count("rope.scaling.original_context_length")?,
-    });
-    for (key, ours) in [("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")] {
-        if let Some(value) = decimal(model, &format!("rope.scaling.{key}"))? {
-            scaling[ours] = value.into();
-        }
-    }
-    Ok(scaling)
-}
-
-/// The scaling of Llama 3 whose factors these are. The lowest frequencies have the whole factor.
-fn llama3(frequencies: &[f32], head: u64, theta: f64) -> Option<Json> {
-    if frequencies.len() as u64 != head / 2 {
-        return None;
-    }
-    let whole = f64::from(*frequencies.last()?);
-    let (low, high) = (1.0, 4.0);
-    let expected = |index: usize| {
-        let frequency = 1.0 / libm::pow(theta, 2.0 * index as f64 / head as f64);
-        let wave = 2.0 * PI / frequency;
-        if wave < LLAMA3_POSITIONS / high {
-            return 1.0;
-        }
-        if wave > LLAMA3_POSITIONS / low {
-            return whole;
-        }
-        let smooth = (LLAMA3_POSITIONS / wave - low) / (high - low);
-        1.0 / ((1.0 - smooth) / whole + smooth)
-    };
-    let near = |(index, found): (usize, &f32)| {
-        let expected = expected(index);
-        (f64::from(*found) - expected).abs() <= FACTOR_TOLERANCE * expected
-    };
-    let right = whole >= 1.0 && frequencies.iter().enumerate().all(near);
-    right.then(|| {
-        json!({
-            "rope_type": "llama3",
-            "factor": whole,
-            "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": LLAMA3_POSITIONS as u64,
-        })
-    })
 }

@@ -7,14 +7,13 @@
 //!
 //! Source: `conversion/` and `gguf/tensor_mapping.py` of llama.cpp.
 
+mod fused;
+
 use std::collections::BTreeMap;
 
 use super::{GgufError, Header, Kind, Tensor, Value};
 use crate::container::TensorInfo;
 use shardpack_quantize::dtype::Dtype;
-
-/// Most experts of a layer: the largest published model has 512.
-const MAX_EXPERTS: u64 = 4096;
 
 /// What llama.cpp does to the checkpoints of one of its architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +125,19 @@ pub enum Rows {
     },
     /// As they are, each number one more than the checkpoint's.
     OneMore,
+    /// One half of the rows of every matrix of a stack.
+    Half(Half),
+    /// One half of every row.
+    HalfColumns(Half),
+}
+
+/// Which half of something fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The gates.
+    First,
+    /// The up projections.
+    Second,
 }
 
 /// A tensor of the file, or one expert of it.
@@ -152,6 +164,12 @@ impl Part {
     #[must_use]
     pub fn info(&self) -> TensorInfo {
         let mut shape = self.shape.clone();
+        // What is stored has the other half too.
+        if let Rows::Half(_) | Rows::HalfColumns(_) = self.rows
+            && let Some(size) = shape.get_mut(1)
+        {
+            *size *= 2;
+        }
         let dtype = match self.kind {
             Kind::Floats(dtype) => dtype,
             kind => {
@@ -274,8 +292,11 @@ impl<'a> Model<'a> {
             parts.push(part);
             return Ok(());
         };
+        if let Some(fused) = self.fused(module) {
+            return self.add_fused(fused, tensor, (layer, ending), parts);
+        }
         if let Some(expert) = self.expert_name(layer, module, ending) {
-            return split_experts(&part, expert, parts);
+            return fused::split_experts(&part, &[expert], parts);
         }
         let rows = match module {
             "attn_q" => self.rows(tensor, "attention.head_count")?,
@@ -357,32 +378,4 @@ fn split(name: &str) -> Option<(&str, &str, &str)> {
     let number: u32 = layer.parse().ok()?;
     let right = number.to_string() == layer && matches!(ending, "weight" | "bias");
     right.then_some((layer, module, ending))
-}
-
-/// The experts of a stack `[experts, …]`, which follow one another.
-fn split_experts(
-    stack: &Part,
-    [before, after]: [String; 2],
-    parts: &mut Vec<Part>,
-) -> Result<(), GgufError> {
-    let wrong = |problem: String| GgufError::Tensor { tensor: stack.stored.clone(), problem };
-    let [count, shape @ ..] = stack.shape.as_slice() else {
-        return Err(wrong("it is no stack of matrices".to_owned()));
-    };
-    if *count > MAX_EXPERTS || shape.is_empty() {
-        return Err(wrong(format!("{:?} is no stack of experts", stack.shape)));
-    }
-    // Rows are whole blocks, so an expert is too.
-    let size = stack.size / count;
-    for expert in 0..*count {
-        parts.push(Part {
-            stored: format!("{}[{expert}]", stack.stored),
-            name: Some(format!("{before}{expert}{after}")),
-            shape: shape.to_vec(),
-            offset: stack.offset + expert * size,
-            size,
-            ..stack.clone()
-        });
-    }
-    Ok(())
 }

@@ -1,5 +1,7 @@
 //! Files that are cut, lie, or promise more than they have.
 
+mod fused;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -286,4 +288,99 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn absent_keys_have_the_values_that_llama_cpp_takes() {
+    let config = |architecture: &str, more: &[(&'static str, Vec<u8>)]| {
+        config_of(&header(&keys(architecture, more), &[EMBEDDING], 2048), None).unwrap()
+    };
+    let linear = serde_json::json!({"rope_type": "linear", "factor": 4.0});
+    assert_eq!(config("llama", &[])["rope_theta"], 10_000.0);
+    // A factor without a type stretches linearly; of its two names the newer counts.
+    let factor = ("rope.scaling.factor", decimal(4.0));
+    let older = ("rope.scale_linear", decimal(4.0));
+    for more in [&[factor.clone()][..], &[older], &[factor, ("rope.scale_linear", decimal(2.0))]] {
+        assert_eq!(config("llama", more)["rope_scaling"], linear);
+    }
+    for nothing in [0.0, 1.0] {
+        let config = config("llama", &[("rope.scaling.factor", decimal(nothing))]);
+        assert!(config.get("rope_scaling").is_none(), "{nothing}");
+    }
+    let none = [("rope.scaling.type", text("none")), ("rope.scaling.factor", decimal(4.0))];
+    assert!(config("llama", &none).get("rope_scaling").is_none());
+    let yarn = [("rope.scaling.type", text("yarn")), ("rope.scaling.factor", decimal(4.0))];
+    assert_eq!(config("llama", &yarn)["rope_scaling"]["original_max_position_embeddings"], 128);
+    let experts = [("expert_count", count(4)), ("expert_used_count", count(2))];
+    assert_eq!(config("qwen3moe", &experts)["moe_intermediate_size"], 48);
+    let granite =
+        config("granite", &[("logit_scale", decimal(8.0)), ("residual_scale", decimal(0.0))]);
+    assert_eq!(granite["attention_multiplier"], 1.0 / f64::from(32_f32).sqrt());
+    assert!(granite.get("residual_multiplier").is_none());
+    let stated = config("granite", &[("attention.scale", decimal(0.5))]);
+    assert_eq!(stated["attention_multiplier"], 0.5);
+}
+
+fn texts(values: &[&str]) -> Vec<u8> {
+    let mut bytes = [9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat();
+    bytes.extend((values.len() as u64).to_le_bytes());
+    for value in values {
+        put(&mut bytes, value);
+    }
+    bytes
+}
+
+fn integers(values: &[i32]) -> Vec<u8> {
+    let mut bytes = [9_u32.to_le_bytes(), 5_u32.to_le_bytes()].concat();
+    bytes.extend((values.len() as u64).to_le_bytes());
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn the_first_token_is_put_where_llama_cpp_puts_it() {
+    let first = |pre: &str, more: &[(&str, Vec<u8>)]| {
+        let tokens = texts(&["a", "b", "ab", "<|begin|>"]);
+        let keys = [("tokens", tokens), ("token_type", integers(&[1, 1, 1, 3]))];
+        let keys = keys.into_iter().chain([("merges", texts(&["a b"]))]);
+        let keys = keys.chain([("model", text("gpt2")), ("pre", text(pre))]);
+        let keys = keys.chain(more.iter().cloned());
+        let keys = keys.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value));
+        let header = header(&keys.collect::<Vec<_>>(), &[], 0);
+        let document = tokenizer::tokenizer(&header).unwrap();
+        document["post_processor"]["single"][0]["SpecialToken"]["id"].as_str().map(str::to_owned)
+    };
+    let bos = ("bos_token_id", count(3));
+    let flag = |value: u8| ("add_bos_token", [&7_u32.to_le_bytes()[..], &[value]].concat());
+    let put = Some("<|begin|>".to_owned());
+    for pre in ["llama-bpe", "llama3", "llama-v3"] {
+        assert_eq!(first(pre, std::slice::from_ref(&bos)), put, "{pre}");
+        assert_eq!(first(pre, &[bos.clone(), flag(0)]), None, "{pre}");
+        assert_eq!(first(pre, &[]), None, "{pre}: no token is named");
+    }
+    for pre in ["gpt-2", "qwen2", "smollm"] {
+        assert_eq!(first(pre, std::slice::from_ref(&bos)), None, "{pre}");
+        assert_eq!(first(pre, &[bos.clone(), flag(1)]), put, "{pre}");
+    }
+}
+
+#[test]
+fn pieces_without_named_tokens_have_those_of_llama_cpp() {
+    let config = |kinds: &[i32], more: &[(String, Vec<u8>)]| {
+        let own = |key: &str| format!("tokenizer.ggml.{key}");
+        let mut keys = keys("llama", &[]);
+        keys.push((own("model"), text("llama")));
+        keys.push((own("tokens"), texts(&["<unk>", "<s>", "</s>", "x"])));
+        keys.push((own("token_type"), integers(kinds)));
+        keys.extend(more.iter().cloned());
+        let header = header(&keys, &[EMBEDDING], 2048);
+        (config_of(&header, None).unwrap(), tokenizer::tokenizer_config(&header))
+    };
+    let (model, names) = config(&[2, 3, 3, 1], &[]);
+    assert_eq!((&model["bos_token_id"], &model["eos_token_id"]), (&1.into(), &2.into()));
+    assert_eq!((&names["bos_token"], &names["unk_token"]), (&"<s>".into(), &"<unk>".into()));
+    // Nothing is taken for a token of text, and a key counts more.
+    assert!(config(&[2, 3, 1, 1], &[]).0.get("eos_token_id").is_none());
+    let stated = [("tokenizer.ggml.eos_token_id".to_owned(), count(3))];
+    assert_eq!(config(&[2, 3, 3, 1], &stated).0["eos_token_id"], 3);
 }

@@ -20,7 +20,18 @@ use crate::tokenizer::sentencepiece::Algorithm;
 /// Most tokens: the largest published vocabulary has 262,144.
 const MAX_TOKENS: usize = 1 << 22;
 
+/// Ids that llama.cpp takes where no key names them, by the tokenizer's kind.
+const DEFAULT_IDS: &[(&str, &str, i64)] = &[
+    ("llama", "bos_token_id", 1),
+    ("llama", "eos_token_id", 2),
+    ("llama", "unknown_token_id", 0),
+    ("t5", "eos_token_id", 1),
+    ("t5", "unknown_token_id", 2),
+    ("t5", "padding_token_id", 0),
+];
+
 /// What the types of tokens are numbered.
+const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
@@ -41,6 +52,12 @@ struct Words {
     /// Whether a word that is a token needs no merges.
     skips_merges: bool,
 }
+
+/// Other names of llama.cpp for the same words.
+const ALIASES: &[(&str, &str)] = &[("llama3", "llama-bpe"), ("llama-v3", "llama-bpe")];
+
+/// Where llama.cpp puts the first token before every text when no key says whether to.
+const FIRST_IS_PUT: &[&str] = &["llama-bpe"];
 
 const WORDS: &[Words] = &[
     Words { name: "gpt-2", digits: false, expression: None, composed: false, skips_merges: false },
@@ -96,12 +113,30 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The id in a key; without the key that which llama.cpp takes for pieces of sentencepiece, if it
+    /// is of a token that is no text.
+    fn id(&self, key: &str) -> Option<i64> {
+        if let Some(stated) = self.get(key) {
+            return stated.integer();
+        }
+        let defaults = DEFAULT_IDS.iter().filter(|(model, ..)| self.text("model") == Some(model));
+        let id = defaults.clone().find(|(_, name, _)| *name == key).map(|(.., id)| *id)?;
+        let Some(Value::Numbers(kinds)) = self.get("token_type") else { return None };
+        let kind = kinds.integer(usize::try_from(id).ok()?)?;
+        matches!(kind, UNKNOWN | CONTROL).then_some(id)
+    }
+
     /// The token of an id in a key.
     fn token(&self, key: &str) -> Option<&'a str> {
         let Some(Value::Texts(tokens)) = self.get("tokens") else { return None };
-        let id = usize::try_from(self.get(key)?.integer()?).ok()?;
+        let id = usize::try_from(self.id(key)?).ok()?;
         tokens.get(id).map(String::as_str)
     }
+}
+
+/// The id of a named token, such as `eos_token_id`.
+pub(super) fn special_id(keys: &BTreeMap<String, Value>, key: &str) -> Option<i64> {
+    Keys(keys).id(key)
 }
 
 fn name(key: &str) -> String {
@@ -130,6 +165,7 @@ pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
 
 fn byte_level_bpe(keys: &Keys) -> Result<Json, GgufError> {
     let pre = keys.text("pre").unwrap_or("default");
+    let pre = ALIASES.iter().find(|(alias, _)| *alias == pre).map_or(pre, |(_, name)| *name);
     let words = WORDS.iter().find(|words| words.name == pre).ok_or_else(|| {
         let known: Vec<&str> = WORDS.iter().map(|words| words.name).collect();
         GgufError::Unread(format!(
@@ -164,7 +200,7 @@ fn byte_level_bpe(keys: &Keys) -> Result<Json, GgufError> {
         "added_tokens": added,
         "normalizer": words.composed.then(|| json!({"type": "NFC"})),
         "pre_tokenizer": pre_tokenizer(words),
-        "post_processor": post_processor(keys)?,
+        "post_processor": post_processor(keys, FIRST_IS_PUT.contains(&pre))?,
         "decoder": byte_level(true, true),
         "model": {
             "type": "BPE",
@@ -237,9 +273,10 @@ fn pre_tokenizer(words: &Words) -> Json {
     json!({"type": "Sequence", "pretokenizers": [first, rest]})
 }
 
-/// The token before every text, where the model expects one.
-fn post_processor(keys: &Keys) -> Result<Json, GgufError> {
-    let wanted = |key: &str| keys.get(key).and_then(Value::truth).unwrap_or(false);
+/// The token before every text, where the model expects one: as the key says, else as `absent` says.
+fn post_processor(keys: &Keys, absent: bool) -> Result<Json, GgufError> {
+    let stated = |key: &str| keys.get(key).and_then(Value::truth);
+    let wanted = |key: &str| stated(key).unwrap_or(false);
     for (key, what) in [("add_eos_token", "after"), ("add_sep_token", "between")] {
         if wanted(key) {
             let problem = format!("is true: a token {what} every text; {BESIDE}");
@@ -248,9 +285,12 @@ fn post_processor(keys: &Keys) -> Result<Json, GgufError> {
     }
     let text = json!({"Sequence": {"id": "A", "type_id": 0}});
     let second = json!({"Sequence": {"id": "B", "type_id": 1}});
-    let (single, pair, specials) = if wanted("add_bos_token") {
-        let id = keys.get("bos_token_id").and_then(Value::integer);
-        let (Some(id), Some(token)) = (id, keys.token("bos_token_id")) else {
+    let id = keys.id("bos_token_id");
+    let token = keys.token("bos_token_id");
+    // What no key asks for is not put where no token is named.
+    let is_put = stated("add_bos_token").unwrap_or(absent && token.is_some());
+    let (single, pair, specials) = if is_put {
+        let (Some(id), Some(token)) = (id, token) else {
             return Err(GgufError::key(name("bos_token_id"), "is no token, but is to be added"));
         };
         let first = |kind: u32| json!({"SpecialToken": {"id": token, "type_id": kind}});

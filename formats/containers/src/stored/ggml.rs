@@ -57,6 +57,18 @@ pub(super) struct Floats {
     pub(super) width: u64,
 }
 
+/// Some neighbouring columns of every row of floats.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    pub(super) dtype: Dtype,
+    /// Columns that are stored.
+    pub(super) whole: u64,
+    /// The first that is taken.
+    pub(super) first: u64,
+    /// How many are taken.
+    pub(super) width: u64,
+}
+
 /// A vector of floats whose elements are in the order of a rotary embedding's rows.
 #[derive(Clone, Debug)]
 pub(super) struct TurnedVector {
@@ -342,6 +354,21 @@ impl Layout for Blocks {
 impl Layout for Floats {
     fn windows(&self, rows: Range<u64>) -> Vec<Window> {
         vec![Window::rows(rows, self.width * self.dtype.size_bytes() as u64)]
+    }
+
+    fn decode(&self, _: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = number(self.dtype, parts[0], index);
+        }
+        Ok(())
+    }
+}
+
+impl Layout for Columns {
+    fn windows(&self, rows: Range<u64>) -> Vec<Window> {
+        let element = self.dtype.size_bytes() as u64;
+        let columns = self.first * element..(self.first + self.width) * element;
+        vec![Window { rows, row_bytes: self.whole * element, columns }]
     }
 
     fn decode(&self, _: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {

@@ -2,9 +2,9 @@
 
 use super::{
     Grouped, Logical, RowMap, StoredError,
-    ggml::{Blocks, Floats, OneLess, TurnedVector},
+    ggml::{Blocks, Columns, Floats, OneLess, TurnedVector},
 };
-use crate::gguf::{Kind, Part, Rows};
+use crate::gguf::{Half, Kind, Part, Rows};
 use shardpack_quantize::dtype::Dtype;
 
 /// Why some tensors stand for no weight.
@@ -41,7 +41,12 @@ fn logical(name: &str, part: &Part) -> Logical {
             let layout = TurnedVector { dtype, len: width, head };
             return Logical::reordered(name, shape, dtype, parts, layout);
         }
-        (Kind::Floats(dtype), Rows::Rotary { .. }) => {
+        (Kind::Floats(dtype), Rows::HalfColumns(half)) => {
+            let first = if half == Half::First { 0 } else { width };
+            let layout = Columns { dtype, whole: 2 * width, first, width };
+            return Logical::reordered(name, shape, dtype, parts, layout);
+        }
+        (Kind::Floats(dtype), _) => {
             Logical::reordered(name, shape, dtype, parts, Floats { dtype, width })
         }
         (kind, _) => {
@@ -49,8 +54,14 @@ fn logical(name: &str, part: &Part) -> Logical {
             Logical::decoded(name, shape, Dtype::F16, format, parts, Blocks { kind, width })
         }
     };
-    if let Rows::Rotary { head } = part.rows {
-        logical.rows = RowMap::Rotary { head };
+    match part.rows {
+        Rows::Rotary { head } => logical.rows = RowMap::Rotary { head },
+        Rows::Half(half) => {
+            let height = part.shape.get(1).copied().unwrap_or(1).max(1);
+            let skipped = if half == Half::First { 0 } else { height };
+            logical.rows = RowMap::Half { height, skipped };
+        }
+        Rows::Same | Rows::OneMore | Rows::HalfColumns(_) => {}
     }
     logical
 }

@@ -38,6 +38,7 @@ pub(super) fn add(
     match name {
         "gemma2" | "gemma3" => gemma(model, (heads, hidden, head), config),
         "phi3" => phi3(model, head, frequencies, config),
+        "granite" => granite(model, head, config),
         "gpt-oss" => {
             // Of this model alone the bounds of the stretched frequencies are not rounded.
             if let Some(Json::Object(scaling)) = config.get_mut("rope_scaling") {
@@ -75,6 +76,23 @@ fn gemma(
         // Each sixth layer sees everything, or every one.
         set("sliding_window_pattern", if windows { 6 } else { 1 }.into());
     }
+    Ok(())
+}
+
+/// Zero is what llama.cpp takes for an absent key: nothing is multiplied.
+fn granite(model: &Model, head: u64, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+    let factor = |key: &str| Ok(decimal(model, key)?.filter(|value| *value != 0.0));
+    for (key, ours) in [
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ] {
+        if let Some(value) = factor(key)? {
+            config.insert(ours.to_owned(), value.into());
+        }
+    }
+    let scale = factor("attention.scale")?.unwrap_or(1.0 / libm::sqrt(head as f64));
+    config.insert("attention_multiplier".to_owned(), scale.into());
     Ok(())
 }
 

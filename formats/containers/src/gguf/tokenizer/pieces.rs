@@ -44,7 +44,7 @@ pub(super) fn tokenizer(keys: &Keys, algorithm: Algorithm) -> Result<Json, GgufE
         if !flag(flag_key, absent) {
             return Ok(None);
         }
-        let id = keys.get(key).and_then(Value::integer).and_then(|id| u32::try_from(id).ok());
+        let id = keys.id(key).and_then(|id| u32::try_from(id).ok());
         match (keys.token(key), id) {
             (Some(token), Some(id)) => Ok(Some((token, id))),
             // What is asked for by no key is not put where no token is named.
