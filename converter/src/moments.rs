@@ -143,6 +143,28 @@ impl StoredMoments {
         Err(MomentsError::Shape { module, expected: inputs, found })
     }
 
+    /// What is to be said where matrices are rounded without feedback because no text was read for
+    /// them, or too little.
+    pub(crate) fn shortage(&self, modules: &[&str]) -> Option<String> {
+        let (mut matrices, mut short) = (0_u64, 0_u64);
+        for module in modules {
+            let entry = self.places.get(*module).map(|place| &self.index.inputs[*place]);
+            let Some(entry) = entry else {
+                (matrices, short) = (matrices + 1, short + 1);
+                continue;
+            };
+            matrices += entry.tokens.len() as u64;
+            let is_short = |tokens: &&u64| tokens.saturating_mul(LEAST_TOKENS) < entry.block;
+            short += entry.tokens.iter().filter(is_short).count() as u64;
+        }
+        let tokens = self.index.tokens;
+        (short > 0).then(|| {
+            format!(
+                "the calibration read {tokens} tokens, too few for {short} of {matrices} matrices (those of experts counted singly): they are rounded without error feedback; calibrate with a longer text"
+            )
+        })
+    }
+
     pub(crate) fn foreign(&self) -> MomentsError {
         MomentsError::Foreign { path: self.folder.clone() }
     }
@@ -165,7 +187,9 @@ impl StoredMoments {
         let Some(place) = self.places.get(module).copied() else { return Ok(None) };
         let entry = &self.index.inputs[place];
         let tokens = entry.tokens.get(matrix as usize).copied().unwrap_or(0);
-        if tokens * LEAST_TOKENS < entry.block || !entry.block.is_multiple_of(group as u64) {
+        if tokens.saturating_mul(LEAST_TOKENS) < entry.block
+            || !entry.block.is_multiple_of(group as u64)
+        {
             return Ok(None);
         }
         let key = (place, matrix as usize, group);
@@ -213,5 +237,42 @@ impl StoredMoments {
         }
         let (floats, _) = stored.as_chunks::<4>();
         Ok(floats.iter().map(|four| f32::from_le_bytes(*four)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardpack_formats::calibration::CALIBRATION_FORMAT;
+
+    use super::*;
+
+    #[test]
+    fn matrices_that_have_read_too_little_are_counted() {
+        let entry = |module: &str, tokens: Vec<u64>| InputMoments {
+            file: "layer-00000.safetensors".to_owned(),
+            modules: vec![module.to_owned()],
+            inputs: 256,
+            block: 128,
+            blake3: vec![String::new(); tokens.len()],
+            tokens,
+        };
+        // A quarter of 128 inputs is 32 vectors.
+        let inputs = vec![entry("enough", vec![32]), entry("experts", vec![31, 32, 0])];
+        let (weights, text) = (String::new(), String::new());
+        let index = Calibration {
+            format: CALIBRATION_FORMAT,
+            weights,
+            text,
+            tokens: 64,
+            context: 64,
+            inputs,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let document = serde_json::to_vec(&index).unwrap();
+        std::fs::write(folder.path().join(CALIBRATION_FILE), document).unwrap();
+        let moments = StoredMoments::open(folder.path()).unwrap();
+        assert_eq!(moments.shortage(&["enough"]), None);
+        let note = moments.shortage(&["enough", "experts", "nowhere"]).unwrap();
+        assert!(note.contains("read 64 tokens, too few for 3 of 5 matrices"), "{note}");
     }
 }

@@ -8,10 +8,11 @@ mod memory;
 mod options;
 mod stacks;
 mod stages;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 use shardpack_containers::{Importance, imatrix::ImatrixError};
@@ -22,7 +23,7 @@ use shardpack_formats::{
     spec::Embedding,
 };
 use shardpack_manifests::{
-    Digest, Layout, TensorShard,
+    Layout, TensorShard,
     layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
@@ -44,6 +45,7 @@ use options::Choice;
 pub use options::{ConvertOptions, ExpertSharding, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stacks::stacks;
 pub(crate) use stages::check as check_stages;
+use statistics::{measured, read_importance, read_moments, weighed};
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a
 /// vector loop long, little enough that it stays in the core's own cache until it is quantized.
@@ -224,9 +226,12 @@ impl Plan {
             .as_deref()
             .map(|path| read_importance(path, &normalised))
             .transpose()?;
+        let mut warnings = normalised.warnings.clone();
         let (importance, digest) = importance.unzip();
+        warnings.extend(importance.as_ref().map(|it| weighed(it, &normalised)).unwrap_or_default());
         let stats = options.stats.as_deref().map(|folder| read_moments(folder, &normalised));
         let moments = stats.transpose()?;
+        warnings.extend(moments.as_ref().and_then(|it| it.shortage(&measured(&normalised))));
         let learned = options.learned.as_deref().map(LearnedScales::open).transpose()?;
         let digest = moments.as_ref().map(StoredMoments::digest).or(digest);
         let digest = learned.as_ref().map(LearnedScales::digest).or(digest);
@@ -245,7 +250,6 @@ impl Plan {
         let given = given.transpose()?;
         let formats = given.as_ref().map(|given| &given.formats);
         let quantization = formats::choose(&normalised, &choice, digest, dtype, formats)?;
-        let mut warnings = normalised.warnings.clone();
         if let (Some(asked), Some(given)) = (options.budget, &given) {
             let matrices = normalised.tensors.iter().filter(|tensor| tensor.quantizable);
             let formats: Vec<_> = matrices.map(|it| format_of(it, &quantization)).collect();
@@ -499,31 +503,4 @@ fn steps(
         TensorConversion { tensor: tensor.clone(), format, parts }
     };
     normalised.tensors.iter().map(step).collect()
-}
-
-/// Opens a folder of moments and checks that they are of this model.
-fn read_moments(folder: &Path, normalised: &Normalised) -> Result<StoredMoments, MomentsError> {
-    let moments = StoredMoments::open(folder)?;
-    let mut found = false;
-    for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
-        found |= moments.check(module_name(&tensor.name), tensor.rows(), tensor.columns())?;
-    }
-    if found { Ok(moments) } else { Err(moments.foreign()) }
-}
-
-/// Reads an importance file and checks that it was made for this model.
-fn read_importance(
-    path: &Path,
-    normalised: &Normalised,
-) -> Result<(Importance, Digest), PlanError> {
-    let bytes =
-        fs::read(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })?;
-    let wrong = |source| PlanError::Importance { path: path.display().to_string(), source };
-    let importance = Importance::parse(&bytes).map_err(wrong)?;
-    for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
-        // Experts have figures each; the heads of a split matrix share those of its inputs.
-        let matrices = if tensor.sharding.is_expert() { tensor.shape[0] } else { 1 };
-        importance.of(module_name(&tensor.name), matrices, tensor.columns()).map_err(wrong)?;
-    }
-    Ok((importance, Digest::of(&bytes)))
 }

@@ -85,6 +85,16 @@ pub enum ImatrixError {
         /// What is wrong with it.
         problem: String,
     },
+    /// No figure is for a matrix of this model.
+    #[error(
+        "it has figures for none of this model's matrices: it has {found}, the model {expected}; it was made for another model: make one of this model, with llama-imatrix or shardpack calibrate --imatrix-out"
+    )]
+    Foreign {
+        /// What the file has figures for.
+        found: String,
+        /// A matrix of the model.
+        expected: String,
+    },
     /// The figures are for another model.
     #[error(
         "module {module:?} has {expected} inputs, the importance file has {found} figures for it: it was made for another model"
@@ -154,6 +164,16 @@ impl Importance {
                 found,
             }),
         }
+    }
+
+    /// What the file has figures for, as an example.
+    #[must_use]
+    pub fn example(&self) -> String {
+        let silent = self.silent.first().map(|entry| format!("{entry:?}, which read no tokens"));
+        let known = self.columns.keys().next().map(|module| format!("{module:?}"));
+        let unknown = self.unmapped.first().map(|entry| format!("{entry:?}"));
+        let example = known.or(silent).or(unknown);
+        example.map_or_else(|| "none at all".to_owned(), |example| format!("such as {example}"))
     }
 
     fn add(&mut self, entry: Entry) -> Result<(), ImatrixError> {
