@@ -15,6 +15,7 @@ mod progress;
 mod sd_notify;
 mod sleep_inhibitor;
 mod source;
+mod text_file;
 
 use std::process::ExitCode;
 

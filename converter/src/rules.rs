@@ -63,7 +63,8 @@ pub fn read(path: &Path) -> Result<OwnRules, RulesError> {
         return Err(RulesError::TooLarge { path: path.to_owned(), size });
     }
     let text = fs::read_to_string(path).map_err(file)?;
-    OwnRules::parse(&text).map_err(|source| RulesError::Rules { path: path.to_owned(), source })
+    OwnRules::parse(text.strip_prefix('\u{feff}').unwrap_or(&text))
+        .map_err(|source| RulesError::Rules { path: path.to_owned(), source })
 }
 
 /// Scaffolds rules for a model, based on the nearest built-in ones, in a file that does not exist

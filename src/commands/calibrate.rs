@@ -33,6 +33,7 @@ use crate::{
     kill_points,
     progress::{Progress, result, say},
     source::{Input, Keep},
+    text_file,
 };
 use work::WorkFolder;
 
@@ -195,9 +196,7 @@ impl Request<'_> {
 
     /// The texts that the user has given.
     fn files(&self) -> Result<Vec<String>, Failure> {
-        let read =
-            |path: &PathBuf| fs::read_to_string(path).with_context(|| path.display().to_string());
-        Ok(self.text.files.iter().map(read).collect::<Result<_, _>>()?)
+        Ok(self.text.files.iter().map(|path| text_file::read(path)).collect::<Result<_, _>>()?)
     }
 
     /// The package of the whole model at 16 bits: the given one, or one that is made of the source.
@@ -233,6 +232,7 @@ impl Request<'_> {
         let mut texts = Vec::new();
         let sandbox = text_worker::program();
         let given = self.files()?;
+        let is_own = !given.is_empty();
         let all = if given.is_empty() { text::builtin(folder)? } else { given };
         for text in all {
             let home = PromptHome::Sandboxed(&sandbox);
@@ -267,6 +267,13 @@ impl Request<'_> {
             let error =
                 anyhow!("nothing to read: no window of {context} tokens within {limit} tokens");
             return Err(Failure::from(error).hint("give a longer text, or a shorter --context"));
+        }
+        // Of a text of the user's own more would have been read.
+        if is_own && tokens + context <= self.text.tokens {
+            let limit = self.text.tokens;
+            say(&format!(
+                "note: the text has {tokens} of the {limit} tokens that would be read; statistics of a short text say little: give a longer text, or several"
+            ));
         }
         Ok((sequences, context))
     }

@@ -25,6 +25,7 @@ use crate::{
     kill_points,
     progress::{Progress, result, say, size, table},
     source::{self, Input, Keep},
+    text_file,
 };
 
 /// What is said where a configuration has keys that no rules know.
@@ -145,7 +146,7 @@ fn read_recipe(asked: &str) -> Result<(String, Vec<String>), Failure> {
     if !path.is_file() {
         return Ok((asked.to_owned(), Vec::new()));
     }
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = text_file::read(path)?;
     Ok((ConvertOptions::new(PathBuf::new(), 1).recipe, recipe::lines(&text)))
 }
 

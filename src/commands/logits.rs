@@ -7,7 +7,7 @@ use shardpack_engine::loading::Package;
 use shardpack_engine_api::TokenId;
 
 use super::{Outcome, package, store, threads};
-use crate::{args::LogitsArgs, failure::Failure};
+use crate::{args::LogitsArgs, failure::Failure, text_file};
 
 /// Runs the command.
 pub(crate) fn run(args: &LogitsArgs) -> Outcome {
@@ -35,8 +35,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<TokenId>, Failure> {
-    let shown = || path.display().to_string();
-    let text = fs::read_to_string(path).with_context(shown)?;
+    let text = text_file::read(path)?;
     let tokens: Vec<TokenId> = serde_json::from_str(&text).map_err(|error| {
         Failure::wrong(anyhow!("{}: not a JSON list of token ids: {error}", path.display()))
     })?;

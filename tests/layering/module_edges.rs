@@ -226,6 +226,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
                 "progress",
                 "sd_notify",
                 "sleep_inhibitor",
+                "text_file",
             ],
             &["discovery", "failure", "kill_points"],
             &["cluster", "engines", "source"],

@@ -1,9 +1,6 @@
 //! The texts of `eval`: read and tokenized, or from a file of logits.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use shardpack_chat::{PromptHome, tokenize_all};
@@ -12,7 +9,7 @@ use shardpack_engine_api::TokenId;
 use shardpack_manifests::{Digest, Manifest};
 
 use super::super::{package, text_worker};
-use crate::{args::EvalArgs, failure::Failure, progress::say};
+use crate::{args::EvalArgs, failure::Failure, progress::say, text_file};
 
 /// The file of a package whose digest tells tokenizers apart.
 const TOKENIZER: &str = "tokenizer.json";
@@ -34,9 +31,8 @@ impl Texts {
 
 /// Reads and tokenizes the texts. The tokens must be the same for every set.
 pub(super) fn read(args: &EvalArgs, sets: &[PathBuf]) -> Result<(Texts, EvalOptions), Failure> {
-    let read =
-        |path: &PathBuf| fs::read_to_string(path).with_context(|| path.display().to_string());
-    let texts = args.texts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let texts =
+        args.texts.iter().map(|path| text_file::read(path)).collect::<Result<Vec<_>, _>>()?;
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for (given, set) in args.sets.iter().zip(sets) {
         let folder = package::members(set)?.1.into_iter().next();

@@ -10,7 +10,7 @@
 
 mod item;
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use serde::Serialize;
@@ -28,6 +28,7 @@ use crate::{
     args::EvalArgs,
     failure::Failure,
     progress::{result, say, table},
+    text_file,
 };
 use item::{Item, Request};
 
@@ -80,7 +81,7 @@ pub(super) fn run(args: &EvalArgs) -> Outcome {
 }
 
 fn read(path: &Path) -> Result<Task, Failure> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = text_file::read(path)?;
     let mut items: Vec<Item> = Vec::new();
     for (line, text) in text.lines().enumerate().filter(|it| !it.1.trim().is_empty()) {
         let wrong = |problem: String| {
