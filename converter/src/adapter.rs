@@ -26,8 +26,8 @@ use shardpack_formats::normalise::rows_and_columns;
 use shardpack_manifests::manifest::AdapterRecord;
 use shardpack_quantize::{Dtype, Platform, affine};
 
-use change::Change;
 pub(crate) use change::Merge;
+use change::{Change, Kind};
 use file::AdapterFile;
 
 use crate::checkpoint::{TOKENIZER_FILES, read_text};
@@ -146,6 +146,48 @@ impl Adapters {
             infos.insert(name.clone(), info);
         }
         Ok(infos)
+    }
+
+    /// Whether a head that shares the weights of the embedding has weights of its own after the
+    /// adapters. A copy of the embedding that stands in an adapter as the head is no other head.
+    pub(crate) fn part(
+        &mut self,
+        (embedding, rows): (&str, u64),
+        head: &str,
+    ) -> Result<bool, AdapterError> {
+        if self.changes.contains_key(head) {
+            let is_copy = self.is_copy(embedding, head)?;
+            if is_copy {
+                self.changes.remove(head);
+                self.infos.remove(head);
+            }
+            return Ok(!is_copy);
+        }
+        let grows = self.infos.get(embedding).is_some_and(|info| info.shape.first() != Some(&rows));
+        let parts = |change: &Change| {
+            // Rows that the base does not have can only be those of both.
+            let is_part = match &change.kind {
+                Kind::Replace { .. } => !grows,
+                Kind::ReplaceRows { .. } => false,
+                Kind::Delta(_) | Kind::Stack(_) | Kind::Add { .. } => true,
+            };
+            is_part && !self.files[change.adapter].keeps_ties
+        };
+        Ok(self.changes.get(embedding).is_some_and(|changes| changes.iter().any(parts)))
+    }
+
+    /// Whether both are replaced, by the same values.
+    fn is_copy(&self, embedding: &str, head: &str) -> Result<bool, AdapterError> {
+        let replaced = |name: &str| match self.changes.get(name).map(Vec::as_slice) {
+            Some([Change { adapter, kind: Kind::Replace { tensor } }]) => Some((*adapter, tensor)),
+            _ => None,
+        };
+        match (replaced(embedding), replaced(head)) {
+            (Some((one, left)), Some((other, right))) => {
+                self.files[one].is_same(left, (&self.files[other], right))
+            }
+            _ => Ok(false),
+        }
     }
 
     /// What a changed tensor looks like; `None` when no adapter touches it.

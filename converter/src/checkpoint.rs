@@ -1,6 +1,7 @@
 //! The files of a checkpoint by their names, and the small ones among them: the same in a folder of
 //! this machine and in a repository of the hub. Knows nothing of either, nor of what weights mean.
 
+mod magic;
 mod subfolder;
 
 use std::{
@@ -9,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(crate) use magic::{is_gguf, is_safetensors};
 pub use subfolder::Subfolder;
 
 /// The file that says which weight file holds which tensor.
@@ -91,6 +93,20 @@ pub struct Origin {
     pub subfolder: Option<String>,
     /// SHA-256 of files for which the hub states it; the files were checked against it.
     pub sha256: BTreeMap<String, [u8; 32]>,
+}
+
+/// The mark that some editors put before a text.
+pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// A text without the mark before it.
+pub(crate) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// Whether a name is that of a file that other programs leave beside those of a model: hidden files,
+/// such as `._model.gguf` (`AppleDouble`) and `.DS_Store`, and locks of editors.
+pub(crate) fn is_stray(name: &str) -> bool {
+    name.starts_with('.') || name.starts_with("~$")
 }
 
 /// Whether a file of this name may be one of `torch.save` that holds weights.

@@ -1,5 +1,6 @@
 //! A model folder: its config, its weight files and its tokenizer files.
 
+mod choice;
 mod embedding;
 mod error;
 mod folder;
@@ -12,6 +13,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod tied;
 mod weights;
 
 #[cfg(feature = "hub")]
@@ -44,14 +46,14 @@ use crate::hub::{Hub, Selection, Snapshot};
 use crate::{
     adapter::{self, Adapters, Merge},
     checkpoint::{
-        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, has_tokenizer, is_tokenizer_file,
-        read_text,
+        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, has_tokenizer, is_safetensors,
+        is_tokenizer_file, read_text, without_mark,
     },
 };
 
 pub(crate) use embedding::DENSE;
 pub use error::SourceError;
-use folder::{file_names, indexed_files, parse_object, read_texts, stored_config, weight_files};
+use folder::{file_names, index_map, indexed_files, parse_object, read_texts, stored_config};
 pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
 pub(crate) use rows::RowBuffers;
 pub(crate) use weights::{WeightFile, Weights};
@@ -109,7 +111,27 @@ impl Source {
         if let Some(file) = gguf::find(folder)? {
             return gguf::open(&file);
         }
+        if folder.is_file() {
+            return Self::open_file(folder);
+        }
         Self::open_folder(folder, pickles)
+    }
+
+    /// Opens the model that a weight file of any name belongs to.
+    fn open_file(path: &Path) -> Result<Self, SourceError> {
+        let folder = gguf::folder_of(path);
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !is_safetensors(folder, name) {
+            let what = foreign::describe_file(folder, name);
+            let problem = format!("neither a GGUF file nor one of safetensors; {what}");
+            return Err(SourceError::Folder { path: path.to_owned(), problem });
+        }
+        let open = |folder: &Path, precision: Option<&StoredConfig>| {
+            let weights = choice::open_named(folder, name)?;
+            let grouped = group(folder, precision, &weights)?;
+            Ok((weights, grouped))
+        };
+        Self::open_with(folder, INDEX, open)
     }
 
     /// Opens a folder whatever GGUF files it has beside.
@@ -124,7 +146,7 @@ impl Source {
             return Self::open_with(folder, PICKLE_INDEX, open);
         }
         let open = |folder: &Path, precision: Option<&StoredConfig>| {
-            let weights = Weights::open(folder, weight_files(folder)?)?;
+            let weights = choice::open(folder)?;
             let grouped = group(folder, precision, &weights)?;
             Ok((weights, grouped))
         };
@@ -190,6 +212,7 @@ impl Source {
         source.embedding = embedding;
         source.notes.extend(note);
         source.notes.extend(is_left_over.then(|| LEFT_OVER.to_owned()));
+        source.notes.extend(source.weights.left_aside().iter().cloned());
         source.check_index(index)?;
         Ok(source)
     }
@@ -324,15 +347,21 @@ impl Source {
     /// Merges adapters into the weights, in this order. Tokenizer files that come with one take the
     /// place of the model's.
     pub fn merge_adapters(&mut self, folders: &[PathBuf]) -> Result<(), SourceError> {
+        let tied = self.tied();
         let base = |name: &str| {
-            let tensor = self.logical(name)?;
+            let shared = || tied.as_ref().filter(|tied| tied.head == name);
+            let shared = || self.logical(&shared()?.embedding);
+            let tensor = self.logical(name).or_else(shared)?;
             let size = tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64;
-            let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+            let (name, shape) = (name.to_owned(), tensor.shape.clone());
             Some(TensorInfo { name, dtype: tensor.dtype, shape, offset: 0, size })
         };
-        let adapters = Adapters::open(folders, &base)?;
+        let mut adapters = Adapters::open(folders, &base)?;
+        if let Some(tied) = tied {
+            self.part(tied, &mut adapters)?;
+        }
         let has_template = |bytes: &Vec<u8>| {
-            serde_json::from_slice::<Value>(bytes)
+            serde_json::from_slice::<Value>(without_mark(bytes))
                 .is_ok_and(|config| !config["chat_template"].is_null())
         };
         let config = adapters.texts.get("tokenizer_config.json");
@@ -517,14 +546,12 @@ impl Source {
     /// Everything that the index promises must be there. Tensors that it omits are used all the
     /// same: published indexes are known to forget some.
     fn check_index(&self, index: &'static str) -> Result<(), SourceError> {
-        let path = self.folder.join(index);
-        if !path.is_file() {
-            return Ok(());
-        }
-        let map = parse_object(&path, &read_text(&path)?)?;
-        for (tensor, file) in map["weight_map"].as_object().into_iter().flatten() {
+        let is_open = |name: &str| self.weights.files.iter().any(|file| file.name == name);
+        for (tensor, file) in &index_map(&self.folder, index)? {
             let file = file.as_str().unwrap_or_default();
-            if self.file_of(tensor) != Some(file) {
+            let found = self.file_of(tensor);
+            // Of two copies the index may name the one that was left aside.
+            if found != Some(file) && (found.is_none() || is_open(file)) {
                 return Err(SourceError::MissingTensor {
                     index,
                     tensor: tensor.clone(),

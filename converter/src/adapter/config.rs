@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::pattern::Patterns;
+use crate::checkpoint::without_mark;
 
 /// Largest rank; published adapters stay below 1024.
 const MAX_RANK: u64 = 65_536;
@@ -15,7 +16,6 @@ const PEFT_INERT: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
-    "ensure_weight_tying",
     "eva_config",
     "exclude_modules",
     "inference_mode",
@@ -44,6 +44,17 @@ pub(super) enum Config {
     Mlx(Mlx),
 }
 
+impl Config {
+    /// Whether a head that shares the embedding's weights follows what is done to the embedding: in
+    /// mlx-lm both are one module, PEFT changes one of two.
+    pub(super) fn keeps_ties(&self) -> bool {
+        match self {
+            Self::Peft(config) => config.ensure_weight_tying == Some(true),
+            Self::Mlx(_) => true,
+        }
+    }
+}
+
 /// PEFT's `LoraConfig`.
 #[derive(Debug, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "the fields of somebody else's format")]
@@ -62,6 +73,9 @@ pub(super) struct Peft {
     fan_in_fan_out: bool,
     #[serde(default)]
     pub(super) lora_bias: bool,
+    /// Whether what is done to an embedding is done to the head that shares its weights.
+    #[serde(default)]
+    ensure_weight_tying: Option<bool>,
     #[serde(default)]
     bias: Option<String>,
     #[serde(default)]
@@ -107,6 +121,7 @@ pub(super) enum MlxKind {
 
 /// Parses a configuration of either form.
 pub(super) fn parse(text: &[u8]) -> Result<Config, String> {
+    let text = without_mark(text);
     let json = |error: serde_json::Error| format!("adapter_config.json: {error}");
     let value: Value = serde_json::from_slice(text).map_err(json)?;
     if let Some(kind) = value.get("peft_type") {
@@ -264,6 +279,12 @@ mod tests {
             Ok(_) => panic!("{text} was accepted"),
             Err(problem) => problem,
         }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_configuration() {
+        let text = "\u{feff}{\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8}";
+        assert!(matches!(parse(text.as_bytes()), Ok(Config::Peft(config)) if config.r == 4));
     }
 
     #[test]

@@ -16,15 +16,20 @@ use shardpack_manifests::{
 };
 
 use super::{AdapterError, config::Config, widen};
+use crate::checkpoint::is_safetensors;
 
 /// Bytes of one read while hashing.
 const STEP_BYTES: u64 = 4 << 20;
+
+/// Elements that are compared at a time.
+const COMPARED: u64 = 1 << 20;
 
 /// One adapter's files.
 pub(crate) struct AdapterFile {
     pub(super) folder: PathBuf,
     name: &'static str,
     form: &'static str,
+    pub(super) keeps_ties: bool,
     file: File,
     pub(super) size: u64,
     pub(super) modified: String,
@@ -39,6 +44,9 @@ impl AdapterFile {
             Config::Peft(_) => ("peft", "adapter_model.safetensors", "adapter_model.bin"),
             Config::Mlx(_) => ("mlx", "adapters.safetensors", "adapters.npz"),
         };
+        // What it holds counts, not what it is called.
+        let is_named = folder.join(name).is_file() || !is_safetensors(folder, pickle);
+        let name = if is_named { name } else { pickle };
         let path = folder.join(name);
         if !path.is_file() {
             let problem = if folder.join(pickle).is_file() {
@@ -63,7 +71,8 @@ impl AdapterFile {
             return Err(refuse(problem));
         }
         let tensors = found.into_iter().map(|info| (info.name.clone(), info)).collect();
-        Ok(Self { folder: folder.to_owned(), name, form, file, size, modified, tensors })
+        let (folder, keeps_ties) = (folder.to_owned(), config.keeps_ties());
+        Ok(Self { folder, name, form, keeps_ties, file, size, modified, tensors })
     }
 
     /// Elements from `first` on of a tensor, widened to f32.
@@ -79,6 +88,31 @@ impl AdapterFile {
         self.read_at(&mut bytes, info.offset + first * width)?;
         widen(info.dtype, &bytes, out);
         Ok(())
+    }
+
+    /// Whether a tensor has the shape and values of another one.
+    pub(super) fn is_same(
+        &self,
+        tensor: &str,
+        (other, theirs): (&Self, &str),
+    ) -> Result<bool, AdapterError> {
+        let shape = &self.tensors[tensor].shape;
+        if *shape != other.tensors[theirs].shape {
+            return Ok(false);
+        }
+        let count = shape.iter().product::<u64>();
+        let mut at = 0;
+        while at < count {
+            let len = COMPARED.min(count - at) as usize;
+            let mut values = [vec![0.0; len], vec![0.0; len]];
+            self.read(tensor, at, &mut values[0])?;
+            other.read(theirs, at, &mut values[1])?;
+            if values[0] != values[1] {
+                return Ok(false);
+            }
+            at += len as u64;
+        }
+        Ok(true)
     }
 
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), AdapterError> {

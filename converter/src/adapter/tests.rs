@@ -10,6 +10,7 @@ use super::*;
 use crate::{Source, SourceError};
 
 mod experts;
+mod tied;
 
 /// Products may be summed in another order: the fixtures' own tolerance.
 const RELATIVE: f32 = 1e-5;

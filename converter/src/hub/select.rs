@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::RepoFile;
 use crate::checkpoint::{
     GGUF, INDEX, PICKLE_INDEX, Pickles, Subfolder, TEMPLATE_ENDING, TEMPLATE_FOLDER, VISION_PREFIX,
-    gguf_part, has_tokenizer, is_pickle, is_tokenizer_file,
+    gguf_part, has_tokenizer, is_pickle, is_stray, is_tokenizer_file, without_mark,
 };
 
 /// Files beside the weights, where the repository has them.
@@ -72,7 +72,8 @@ pub(super) fn needed(
     let in_folder = |prefix: &str, file: &RepoFile| {
         file.path.strip_prefix(prefix).is_some_and(|name| !name.contains('/'))
     };
-    let here = || files.iter().filter(|file| in_folder(&prefix, file));
+    let is_own = |file: &RepoFile| in_folder(&prefix, file) && !is_stray(file.name());
+    let here = || files.iter().filter(|file| is_own(file));
     if !here().any(|file| file.name() == "config.json") {
         return Err(no_config(files, subfolder));
     }
@@ -268,8 +269,8 @@ fn gguf(files: &[RepoFile], path: &str) -> Result<Vec<RepoFile>, String> {
 }
 
 fn indexed(index: &[u8]) -> Result<Vec<String>, String> {
-    let index: Value =
-        serde_json::from_slice(index).map_err(|error| format!("{INDEX} is not JSON: {error}"))?;
+    let index: Value = serde_json::from_slice(without_mark(index))
+        .map_err(|error| format!("{INDEX} is not JSON: {error}"))?;
     let Some(map) = index["weight_map"].as_object() else {
         return Err(format!("{INDEX} has no \"weight_map\" object"));
     };

@@ -7,12 +7,13 @@ use serde_json::{Map, Value};
 use shardpack_containers::stored::Grouped;
 use shardpack_formats::{
     normalise::may_be_headless,
+    python_json,
     spec::{Embedding, EmbeddingDense, Pooling},
 };
 use shardpack_manifests::manifest;
 
 use super::{SourceError, Weights, group, parse_object};
-use crate::checkpoint::read_text;
+use crate::checkpoint::{read_text, without_mark};
 
 /// The list of modules.
 const MODULES: &str = "modules.json";
@@ -40,8 +41,8 @@ pub(super) fn read(folder: &Path) -> Result<Option<Modules>, SourceError> {
         return Ok(None);
     }
     let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
-    let list: Value =
-        serde_json::from_slice(&read_text(&path)?).map_err(|error| wrong(error.to_string()))?;
+    let list: Value = python_json::parse(without_mark(&read_text(&path)?))
+        .map_err(|error| wrong(error.to_string()))?;
     let list = list.as_array().filter(|list| list.len() <= MAX_MODULES);
     let list = list.ok_or_else(|| wrong("expected a list of modules".to_owned()))?;
     let (mut pooling, mut dense, mut widths, mut normalize) = (None, Vec::new(), Vec::new(), false);

@@ -6,12 +6,14 @@ use std::{
     path::Path,
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use shardpack_containers::stored::{Documents, StoredConfig};
 use shardpack_manifests::manifest;
 
-use super::{SourceError, foreign, texts};
-use crate::checkpoint::{INDEX, TEMPLATE_ENDING, TEMPLATE_FOLDER, TEXT_FILES, read_text};
+use super::SourceError;
+use crate::checkpoint::{
+    TEMPLATE_ENDING, TEMPLATE_FOLDER, TEXT_FILES, is_stray, read_text, without_mark,
+};
 
 /// What the folder says of its stored precision.
 pub(super) fn stored_config(
@@ -32,30 +34,6 @@ pub(super) fn stored_config(
     .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
 }
 
-/// Names of the weight files: those of the index, and `model*.safetensors` beside it (published
-/// indexes are known to forget some). Other `.safetensors` files (a vendor's second copy, test
-/// data) count only when there is nothing else.
-pub(super) fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
-    let present = file_names(folder)?;
-    let is_container = |name: &&String| name.ends_with(".safetensors");
-    let usual = |name: &&String| name.starts_with("model");
-    let mut names: BTreeSet<String> =
-        present.iter().filter(is_container).filter(usual).cloned().collect();
-    names.extend(indexed_files(folder, INDEX, &present)?);
-    if names.is_empty() {
-        let own = |name: &&String| !name.starts_with("consolidated");
-        names.extend(present.iter().filter(is_container).filter(own).cloned());
-    }
-    if names.is_empty() {
-        let problem = match foreign::describe(folder, &present) {
-            Some(other) => format!("has no .safetensors files; {other}"),
-            None => "has no .safetensors files".to_owned(),
-        };
-        return Err(SourceError::Folder { path: folder.to_owned(), problem });
-    }
-    Ok(names)
-}
-
 /// The files that an index names, if the folder has that index.
 pub(super) fn indexed_files(
     folder: &Path,
@@ -67,10 +45,7 @@ pub(super) fn indexed_files(
         return Ok(BTreeSet::new());
     }
     let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
-    let document = parse_object(&path, &read_text(&path)?)?;
-    let Some(map) = document["weight_map"].as_object() else {
-        return Err(wrong("has no \"weight_map\" object".to_owned()));
-    };
+    let map = index_map(folder, index)?;
     let mut names = BTreeSet::new();
     for file in map.values() {
         let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
@@ -86,11 +61,31 @@ pub(super) fn indexed_files(
     Ok(names)
 }
 
+/// The file that an index names for every tensor; empty without an index.
+pub(super) fn index_map(
+    folder: &Path,
+    index: &'static str,
+) -> Result<Map<String, Value>, SourceError> {
+    let path = folder.join(index);
+    if !path.is_file() {
+        return Ok(Map::new());
+    }
+    let mut document = parse_object(&path, &read_text(&path)?)?;
+    if let Some(Value::Object(map)) = document.get_mut("weight_map").map(Value::take) {
+        return Ok(map);
+    }
+    let problem = "has no \"weight_map\" object".to_owned();
+    Err(SourceError::Json { path, problem })
+}
+
+/// What a folder holds, without what other programs leave there.
 pub(super) fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
     let read = |source| SourceError::Read { path: folder.to_owned(), source };
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(read)? {
-        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
+        if let Ok(name) = entry.map_err(read)?.file_name().into_string()
+            && !is_stray(&name)
+        {
             names.insert(name);
         }
     }
@@ -109,7 +104,7 @@ pub(super) fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, Sou
 
 pub(super) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
     let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
-    match shardpack_formats::python_json::parse(texts::without_mark(bytes)) {
+    match shardpack_formats::python_json::parse(without_mark(bytes)) {
         Ok(value @ Value::Object(_)) => Ok(value),
         Ok(_) => Err(problem("not a JSON object".to_owned())),
         Err(error) => Err(problem(format!("not JSON: {error}"))),

@@ -36,11 +36,15 @@ pub(super) fn describe<'a>(
     names: impl IntoIterator<Item = &'a String>,
 ) -> Option<String> {
     let foreign = |name: &&String| ENDINGS.iter().any(|ending| name.ends_with(ending));
-    let name = names.into_iter().find(foreign)?;
-    Some(match head(&folder.join(name)) {
+    names.into_iter().find(foreign).map(|name| describe_file(folder, name))
+}
+
+/// Says what a file is that is not read.
+pub(super) fn describe_file(folder: &Path, name: &str) -> String {
+    match head(&folder.join(name)) {
         Ok(bytes) => format!("{name:?} is {}", what(&bytes)),
         Err(error) => format!("{name:?} cannot be read: {error}"),
-    })
+    }
 }
 
 fn head(path: &Path) -> io::Result<Vec<u8>> {

@@ -1,27 +1,29 @@
 //! A GGUF file as a source: its header is read from the front until it is whole, its tensors are
-//! read by position like all others. Config and tokenizer come from beside the file, or from its
-//! keys.
+//! read by position like all others. The config comes from its keys and what stands beside it
+//! (`beside`), the tokenizer from beside the file, or from its keys.
+
+mod beside;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
 use shardpack_containers::{
     gguf::{self, Header, Model, Part, config::Frequencies, tokenizer},
     stored,
 };
 use shardpack_quantize::Dtype;
 
-use super::{
-    Source, SourceError, Weights, file_names, parse_object, read_texts, stored_config,
-    weights::WeightFile,
-};
-use crate::checkpoint::{GGUF, VISION_PREFIX, gguf_part, read_text};
+use super::{Source, SourceError, Weights, file_names, read_texts, weights::WeightFile};
+use crate::checkpoint::{GGUF, VISION_PREFIX, gguf_part, is_gguf, is_safetensors};
+use beside::Beside;
 
 /// Bytes of a file that are read at first: a header without a vocabulary fits.
 const FIRST_BYTES: u64 = 1 << 20;
+
+/// What llama.cpp calls the architecture of vision towers.
+const VISION_ARCHITECTURE: &str = "clip";
 
 /// Most frequencies of a rotary embedding: half of the largest head.
 const MAX_FREQUENCIES: u64 = 4096;
@@ -30,12 +32,13 @@ const MAX_FREQUENCIES: u64 = 4096;
 const TOKENIZERS: &[&str] = &["tekken.json", "tiktoken.model", "tokenizer.json", "tokenizer.model"];
 
 /// The GGUF file that a path stands for, if it is one or a folder with one and no `.safetensors`;
-/// of a model that is split into several, the first.
+/// of a model that is split into several, the first. A file is one if it begins as they do, whatever
+/// its name is.
 pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
-    let is_gguf = |name: &str| name.ends_with(GGUF) && !name.starts_with(VISION_PREFIX);
     if path.is_file() {
-        let name = path.file_name().and_then(|name| name.to_str());
-        return Ok(name.filter(|name| name.ends_with(GGUF)).map(|_| path.to_owned()));
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_named = name.ends_with(GGUF) && !is_safetensors(folder_of(path), name);
+        return Ok((is_named || is_gguf(path)).then(|| path.to_owned()));
     }
     if !path.is_dir() {
         return Ok(None);
@@ -44,8 +47,15 @@ pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
     if names.iter().any(|name| name.ends_with(".safetensors")) {
         return Ok(None);
     }
-    let first = |name: &&String| gguf_part(name).is_none_or(|(_, index, _)| index == 1);
-    let found: Vec<&String> = names.iter().filter(|name| is_gguf(name)).filter(first).collect();
+    let is_first = |name: &&String| gguf_part(name).is_none_or(|(_, index, _)| index == 1);
+    let is_named = |name: &&String| name.ends_with(GGUF) && !name.starts_with(VISION_PREFIX);
+    let mut found: Vec<&String> = names.iter().filter(is_named).filter(is_first).collect();
+    if found.is_empty() {
+        found = names.iter().filter(|name| is_gguf(&path.join(name))).collect();
+        found.retain(|name| is_model(path, name));
+    } else if found.len() > 1 && found.iter().any(|name| is_model(path, name)) {
+        found.retain(|name| is_model(path, name));
+    }
     match found.as_slice() {
         [] => Ok(None),
         [name] => Ok(Some(path.join(name))),
@@ -57,10 +67,27 @@ pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
     }
 }
 
+/// Whether a GGUF file says that it holds a model, and not a vision tower, an adapter or statistics.
+fn is_model(folder: &Path, name: &str) -> bool {
+    let path = folder.join(name);
+    let header =
+        WeightFile::open(folder, name.to_owned()).and_then(|file| read_header(&path, &file));
+    header.is_ok_and(|header| {
+        let text = |key: &str| header.keys.get(key).and_then(gguf::Value::text);
+        text("general.type").is_none_or(|kind| kind == "model")
+            && text("general.architecture") != Some(VISION_ARCHITECTURE)
+    })
+}
+
+/// The folder that a file stands in.
+pub(super) fn folder_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or_else(|| Path::new("."))
+}
+
 /// Opens the model whose only or first file this is.
 pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
-    let here = Path::new(".");
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(here);
+    let folder = folder_of(path);
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let wrong = |source| SourceError::Gguf { path: path.to_owned(), source };
     let first = WeightFile::open(folder, name.clone())?;
@@ -85,24 +112,22 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     let grouped = stored::group_gguf(&parts)
         .map_err(|source| SourceError::Stored { path: path.to_owned(), source })?;
     let mut derived = BTreeSet::new();
-    let beside = config_beside(folder)?;
-    let (config, config_bytes) = if let Some(found) = beside {
-        found
-    } else {
-        let factors = |name| frequencies(path, &weights, name);
-        let frequencies = Frequencies {
-            all: factors(gguf::FREQUENCIES)?,
-            long: factors(gguf::LONG_FREQUENCIES)?,
-            short: factors(gguf::SHORT_FREQUENCIES)?,
-        };
-        let config = gguf::config::config(&model, &parts, &frequencies).map_err(wrong)?;
-        derived.insert("config.json".to_owned());
-        let bytes = config.to_string().into_bytes();
-        (config, bytes)
+    let factors = |name| frequencies(path, &weights, name);
+    let frequencies = Frequencies {
+        all: factors(gguf::FREQUENCIES)?,
+        long: factors(gguf::LONG_FREQUENCIES)?,
+        short: factors(gguf::SHORT_FREQUENCIES)?,
     };
+    let by_keys = gguf::config::config(&model, &parts, &frequencies).map_err(wrong);
+    let Beside { config, bytes, is_derived, notes } = beside::choose(folder, by_keys)?;
+    if is_derived {
+        derived.insert("config.json".to_owned());
+    }
     let mut text = read_texts(folder)?;
     derive_tokenizer(&header, &mut text, &mut derived).map_err(wrong)?;
-    Ok(Source::of(folder, (config, config_bytes), (weights, grouped), (text, derived)))
+    let mut source = Source::of(folder, (config, bytes), (weights, grouped), (text, derived));
+    source.notes.extend(notes);
+    Ok(source)
 }
 
 fn read_header(path: &Path, file: &WeightFile) -> Result<Header, SourceError> {
@@ -165,21 +190,6 @@ fn others(name: &str, count: u64, folder: &Path) -> Result<Vec<String>, SourceEr
         Some(missing) => Err(problem(format!("{missing:?} is missing; finish the download"))),
         None => Ok(names),
     }
-}
-
-/// The configuration that stands beside the file.
-fn config_beside(folder: &Path) -> Result<Option<(Value, Vec<u8>)>, SourceError> {
-    let path = folder.join("config.json");
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let bytes = read_text(&path)?;
-    let config = parse_object(&path, &bytes)?;
-    if stored_config(folder, &config)?.is_some() {
-        let problem = "describes quantized weights, but these are in a GGUF file; take the config.json of the model that the file was made of";
-        return Err(SourceError::Json { path, problem: problem.to_owned() });
-    }
-    Ok(Some((config, bytes)))
 }
 
 /// The factors of the rotary frequencies, where the file has them.

@@ -1,10 +1,7 @@
 //! Files of `torch.save` as a source: the pickle of each is read whole, the tensors' bytes by
 //! position like all others. Nothing of a pickle is run, see `shardpack_containers::pickle`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use shardpack_containers::{
     pickle::{
@@ -14,24 +11,30 @@ use shardpack_containers::{
     stored::{self, Grouped, StoredConfig},
 };
 
-use super::{SourceError, Weights, file_names, foreign, indexed_files, weights::WeightFile};
-use crate::checkpoint::{PICKLE_INDEX, is_pickle};
+use super::{
+    SourceError, Weights, choice, file_names, foreign, indexed_files, weights::WeightFile,
+};
+use crate::checkpoint::{PICKLE_INDEX, is_pickle, is_safetensors};
 
 /// The weight files of a folder, if it has files of `torch.save` and no `.safetensors`: those of
 /// the index; else those called `pytorch_model`; else the only one.
-pub(super) fn files(folder: &Path) -> Result<Option<BTreeSet<String>>, SourceError> {
+pub(super) fn files(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
     let present = file_names(folder)?;
     if present.iter().any(|name| name.ends_with(".safetensors")) {
         return Ok(None);
     }
-    let mut names = indexed_files(folder, PICKLE_INDEX, &present)?;
-    let all: Vec<&String> = present.iter().filter(|name| is_pickle(name)).collect();
-    let usual = all.iter().filter(|name| name.starts_with("pytorch_model"));
-    names.extend(usual.map(|name| (*name).clone()));
+    let all = present.iter().filter(|name| is_pickle(name));
+    let all: Vec<&String> = all.filter(|name| !is_safetensors(folder, name)).collect();
+    let indexed = indexed_files(folder, PICKLE_INDEX, &present)?;
+    let mut usual: Vec<&String> =
+        all.iter().copied().filter(|name| name.starts_with("pytorch_model")).collect();
+    usual.retain(|name| !indexed.contains(*name));
+    usual.sort_by_key(|name| choice::rank(name));
+    let names: Vec<String> = indexed.iter().chain(usual).cloned().collect();
     match all.as_slice() {
         [] => Ok(None),
         _ if !names.is_empty() => Ok(Some(names)),
-        [only] => Ok(Some(BTreeSet::from([(*only).clone()]))),
+        [only] => Ok(Some(vec![(*only).clone()])),
         [one, other, ..] => {
             let problem = format!(
                 "has several files of torch.save, such as {one:?} and {other:?}, none called pytorch_model; leave those of the model"
@@ -44,7 +47,7 @@ pub(super) fn files(folder: &Path) -> Result<Option<BTreeSet<String>>, SourceErr
 /// Opens the named files of `folder`.
 pub(super) fn open(
     folder: &Path,
-    names: BTreeSet<String>,
+    names: Vec<String>,
     precision: Option<&StoredConfig>,
 ) -> Result<(Weights, Grouped), SourceError> {
     let mut weights = Weights::default();
@@ -58,7 +61,11 @@ pub(super) fn open(
             return Err(SourceError::Folder { path: folder.to_owned(), problem: what });
         }
         let found = open_file(&path, &file)?;
-        weights.add_tensors(file, found.iter().map(|tensor| tensor.stored.clone()).collect())?;
+        let stored: Vec<_> = found.iter().map(|tensor| tensor.stored.clone()).collect();
+        if weights.is_copy(&name, &stored) {
+            continue;
+        }
+        weights.add_tensors(file, stored)?;
         tensors.extend(found);
     }
     if precision.is_some() {

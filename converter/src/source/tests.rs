@@ -17,6 +17,8 @@ use super::*;
 mod descriptions;
 mod gguf;
 mod mlx_lm;
+mod mutated;
+mod second_copies;
 mod texts;
 
 fn fixture(name: &str) -> PathBuf {

@@ -10,19 +10,12 @@ use shardpack_formats::{
     python_json,
 };
 
-use crate::checkpoint::{TEMPLATE_ENDING, TEMPLATE_FOLDER};
+use crate::checkpoint::{BYTE_ORDER_MARK, TEMPLATE_ENDING, TEMPLATE_FOLDER};
 
 const CONFIG: &str = "tokenizer_config.json";
 const GENERATION: &str = "generation_config.json";
 
-/// The mark that some editors put before a text.
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
 type Texts = BTreeMap<String, Vec<u8>>;
-
-pub(super) fn without_mark(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
-}
 
 /// Takes marks off that are no part of a text.
 pub(super) fn strip_marks(texts: &mut Texts, notes: &mut Vec<String>) {

@@ -15,6 +15,12 @@ use super::{SourceError, local_file::LocalFile};
 #[cfg(feature = "hub")]
 use crate::hub::RemoteFile;
 
+/// What the pointers begin with that Git LFS puts in the place of large files.
+const LFS_POINTER: &[u8] = b"version https://git-lfs";
+
+/// The ending of what aria2 keeps beside a file of full size while it downloads.
+const UNFINISHED: &str = ".aria2";
+
 /// One weight file.
 pub(crate) struct WeightFile {
     /// Name within the source.
@@ -40,7 +46,18 @@ impl WeightFile {
         let read = |source| SourceError::Read { path: path.clone(), source };
         let file = LocalFile::open(&path).map_err(read)?;
         let (size, modified) = (file.size(), format!("{:?}", file.modified()));
-        Ok(Self { name, size, modified, bytes: Bytes::Local(file) })
+        let mut start = vec![0; LFS_POINTER.len().min(size as usize)];
+        file.read(&mut start, 0).map_err(read)?;
+        let unfinished = folder.join(format!("{name}{UNFINISHED}"));
+        let problem = if start == LFS_POINTER {
+            "a pointer of Git LFS, not the file itself; fetch it with git lfs pull".to_owned()
+        } else if unfinished.is_file() {
+            let beside = unfinished.display();
+            format!("its download is unfinished: {beside} stands beside it; finish the download")
+        } else {
+            return Ok(Self { name, size, modified, bytes: Bytes::Local(file) });
+        };
+        Err(SourceError::Folder { path, problem })
     }
 
     /// Fills `buffer` from `offset` on.
@@ -85,6 +102,19 @@ impl WeightFile {
         }
     }
 
+    /// The tensors of a safetensors file, and the framework that it names.
+    fn header(self, folder: &Path) -> Result<(Self, Vec<TensorInfo>, Option<String>), SourceError> {
+        let path = folder.join(&self.name);
+        let read = |source| SourceError::Read { path: path.clone(), source };
+        let mut start = vec![0; self.size.min(8) as usize];
+        self.read_header(&mut start, 0).map_err(read)?;
+        let mut header = vec![0; container::header_bytes(&start, self.size) as usize];
+        self.read_header(&mut header, 0).map_err(read)?;
+        let found = container::parse_header(&header, self.size)
+            .map_err(|source| SourceError::Container { path: path.clone(), source })?;
+        Ok((self, found, container::framework(&header)))
+    }
+
     /// Fills `buffer` with bytes of the header.
     fn read_header(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.bytes {
@@ -102,6 +132,8 @@ pub(crate) struct Weights {
     tensors: BTreeMap<String, (usize, TensorInfo)>,
     /// The frameworks that the files name as their writers.
     frameworks: BTreeSet<Option<String>>,
+    /// Which files were left aside, and why.
+    left_aside: Vec<String>,
 }
 
 impl Weights {
@@ -115,6 +147,47 @@ impl Weights {
             weights.add(folder, name)?;
         }
         Ok(weights)
+    }
+
+    /// Opens the named files of `folder` but those whose tensors are all in the ones before.
+    pub(super) fn open_first(
+        folder: &Path,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<Self, SourceError> {
+        let mut weights = Self::default();
+        for name in names {
+            let (file, found, framework) = WeightFile::open(folder, name)?.header(folder)?;
+            if weights.is_copy(&file.name, &found) {
+                continue;
+            }
+            weights.frameworks.insert(framework);
+            weights.add_tensors(file, found)?;
+        }
+        Ok(weights)
+    }
+
+    /// Whether all tensors of a file are there already: then it is left aside.
+    pub(super) fn is_copy(&mut self, name: &str, tensors: &[TensorInfo]) -> bool {
+        let first = tensors.first().and_then(|info| self.tensors.get(&info.name));
+        let Some((file, _)) = first else { return false };
+        let is_copy = tensors.iter().all(|info| self.tensors.contains_key(&info.name));
+        if is_copy {
+            let first = &self.files[*file].name;
+            self.left_aside.push(format!(
+                "{name} is left aside: its tensors are all in {first} and the files that belong to it"
+            ));
+        }
+        is_copy
+    }
+
+    /// Which files were left aside, and why.
+    pub(super) fn left_aside(&self) -> &[String] {
+        &self.left_aside
+    }
+
+    /// Says which file was left aside, and why.
+    pub(super) fn leave_aside(&mut self, note: String) {
+        self.left_aside.push(note);
     }
 
     /// Opens one file, with other names for its tensors.
@@ -142,8 +215,7 @@ impl Weights {
     }
 
     fn add(&mut self, folder: &Path, name: String) -> Result<(), SourceError> {
-        let path = folder.join(&name);
-        self.add_file(&path, WeightFile::open(folder, name)?)
+        self.add_file(folder, WeightFile::open(folder, name)?)
     }
 
     /// Reads the headers of files that stay at the hub.
@@ -152,23 +224,15 @@ impl Weights {
         let mut weights = Self::default();
         for file in files {
             let (name, size, modified) = (file.name().to_owned(), file.size(), file.identity());
-            let path = folder.join(&name);
             let bytes = Bytes::Remote(Box::new(file));
-            weights.add_file(&path, WeightFile { name, size, modified, bytes })?;
+            weights.add_file(folder, WeightFile { name, size, modified, bytes })?;
         }
         Ok(weights)
     }
 
-    fn add_file(&mut self, path: &Path, file: WeightFile) -> Result<(), SourceError> {
-        let read = |source| SourceError::Read { path: path.to_owned(), source };
-        let size = file.size;
-        let mut start = vec![0; size.min(8) as usize];
-        file.read_header(&mut start, 0).map_err(read)?;
-        let mut header = vec![0; container::header_bytes(&start, size) as usize];
-        file.read_header(&mut header, 0).map_err(read)?;
-        let found = container::parse_header(&header, size)
-            .map_err(|source| SourceError::Container { path: path.to_owned(), source })?;
-        self.frameworks.insert(container::framework(&header));
+    fn add_file(&mut self, folder: &Path, file: WeightFile) -> Result<(), SourceError> {
+        let (file, found, framework) = file.header(folder)?;
+        self.frameworks.insert(framework);
         self.add_tensors(file, found)
     }
 
