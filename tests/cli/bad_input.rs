@@ -75,8 +75,9 @@ fn an_index_that_names_missing_files_or_tensors_is_refused() {
             fs::write(model.join("model.safetensors.index.json"), index.to_string()).unwrap();
         }
     };
+    // A single file that holds all that the index names is the model, as to transformers.
     check(
-        index("model.norm.weight", "model-00002-of-00002.safetensors"),
+        index("model.extra.weight", "model-00002-of-00002.safetensors"),
         &["model-00002-of-00002.safetensors", "missing"],
     );
     check(
