@@ -40,18 +40,9 @@ pub(super) fn indexed_files(
     index: &'static str,
     present: &BTreeSet<String>,
 ) -> Result<BTreeSet<String>, SourceError> {
-    let path = folder.join(index);
-    if !path.is_file() {
-        return Ok(BTreeSet::new());
-    }
-    let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
     let map = index_map(folder, index)?;
     let mut names = BTreeSet::new();
-    for file in map.values() {
-        let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
-        else {
-            return Err(wrong(format!("{file} is not a file name")));
-        };
+    for file in map.values().filter_map(Value::as_str) {
         if !present.contains(file) {
             let (file, folder) = (file.to_owned(), folder.to_owned());
             return Err(SourceError::MissingFile { index, file, folder });
@@ -61,7 +52,7 @@ pub(super) fn indexed_files(
     Ok(names)
 }
 
-/// The file that an index names for every tensor; empty without an index.
+/// The file that an index names for every tensor, all of them names of files; empty without an index.
 pub(super) fn index_map(
     folder: &Path,
     index: &'static str,
@@ -72,7 +63,16 @@ pub(super) fn index_map(
     }
     let mut document = parse_object(&path, &read_text(&path)?)?;
     if let Some(Value::Object(map)) = document.get_mut("weight_map").map(Value::take) {
-        return Ok(map);
+        let is_name = |file: &&Value| {
+            file.as_str().is_some_and(|file| manifest::check_file_name(file).is_ok())
+        };
+        return match map.values().find(|file| !is_name(file)) {
+            Some(file) => {
+                let problem = format!("{file} is not a file name");
+                Err(SourceError::Json { path, problem })
+            }
+            None => Ok(map),
+        };
     }
     let problem = "has no \"weight_map\" object".to_owned();
     Err(SourceError::Json { path, problem })
