@@ -47,7 +47,7 @@ impl Role {
 ///
 /// Invariant: `fields` holds `role`; `content` is a string, or null in a turn of the assistant that has
 /// none; `tool_calls`, when present, is an array of objects with a `function` whose `arguments` are an
-/// object where they were JSON of one, with the text as sent under [`SENT_ARGUMENTS`]. Other keys, and
+/// object where they were JSON of one, with the text as sent beside it. Other keys, and
 /// the order of all keys, are as sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
