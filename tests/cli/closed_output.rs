@@ -1,7 +1,6 @@
 //! Readers that leave before the program has said everything: `| head`, a closed log viewer, a full disk.
 
 use std::{
-    fs::OpenOptions,
     io::{BufRead, BufReader},
     process::{Child, Output, Stdio},
 };
@@ -53,7 +52,7 @@ fn output_that_cannot_be_written_is_an_error() {
     let folder = tempdir().unwrap();
     let set = kjv(&folder.path().join("set"));
     for (args, _) in PRINTING {
-        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output =
             command(args, path(&set)).stdout(full).stderr(Stdio::piped()).output().unwrap();
         let said = text(&output.stderr);
